@@ -1,7 +1,4 @@
-"""CSV and TSV files read strictly: an open quotation mark, or a row of another width, is an error that names its line.
-
-Rows that a stray quotation mark joins to one cell show in the log's count of rows that span several lines.
-"""
+"""CSV and TSV files read strictly: an open quotation mark, or a row of another width, is an error naming its line."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ def check_utf8(cells: list[str], but: int | None = None) -> None:
 
 
 class CsvTable:
-    """The rows of a table whose first row names the columns, without blank ones.
-
-    quoting: whether quotation marks enclose cells, or are plain text. number: the present row, the header being 1.
-    """
+    """The rows of a table below the names of its columns, without blank ones. quoting: whether marks enclose cells."""
 
     def __init__(self, path: str, separator: str, lines: Iterable[str], quoting: bool = True):
         self.path, self.separator, self.quoting = path, separator, quoting
@@ -75,8 +69,8 @@ class CsvTable:
         return places[0]
 
     def read(self, image: int | None = None, damaged: dict[int, str] | None = None) -> Iterator[list[str]]:
-        """The cells of each row. image: the place of the column of image paths; damaged: takes row -> what is wrong for
-        rows with another number of cells and no quotation mark, which otherwise are an error.
+        """The cells of each row. image: the place of the column of image paths; damaged: takes number -> what is wrong
+        of rows with another number of cells and no quotation mark, which otherwise are an error.
         """
         rows = spanning = 0
         for cells in self._cells:

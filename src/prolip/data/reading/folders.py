@@ -87,10 +87,7 @@ class ImageRows:
         return Groups(torch.tensor([numbers[place] for place in places]), sizes)
 
     def part(self, split: Split) -> ImageRows:
-        """The rows on one side of a split by the content of their images, all of which are read for it.
-
-        A row whose image cannot be read is among the rest. ValueError where no row is held out, or left.
-        """
+        """The rows on one side of a split by content; all images are read, and those that cannot be are in the rest."""
 
         def is_held_out(index: int) -> bool:
             try:
@@ -101,12 +98,10 @@ class ImageRows:
         taken = list(in_threads(is_held_out, iter(range(len(self))), default_workers(), AHEAD))
         sides = [[row for row, side in zip(self.rows, taken) if side == wanted] for wanted in (True, False)]
         held, rest = (ImageRows(rows, self.embedded) for rows in sides)
-        if not len(held):
-            larger = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
-            raise ValueError(f"--split {split.share} holds out none of {len(self)} images: give {larger}")
-        if not len(rest) and split.part == "rest":
-            smaller = "a smaller share, such as --split 0.1"
-            raise ValueError(f"--split {split.share} leaves none of {len(self)} images: give {smaller}")
+        if not len(held) or (not len(rest) and split.part == "rest"):
+            other = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
+            what, other = ("leaves", "a smaller share, such as --split 0.1") if len(held) else ("holds out", other)
+            raise ValueError(f"--split {split.share} {what} none of {len(self)} images: give {other}")
         return held if split.part == "held-out" else replace(rest, held_out=held)
 
 

@@ -32,10 +32,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 class ParquetTable:
-    """The rows of a file, or of all in a folder or a wildcard, with the same columns; FileNotFoundError without one.
-
-    columns: their names; head: the first rows, in which b"" stands for an image's bytes; embedded: reads those.
-    """
+    """The rows of a file, a folder or a wildcard, of the same columns. head: the first; b"" is for bytes of images."""
 
     def __init__(self, address: str, head: int):
         pattern = os.path.join(glob.escape(address), "*.parquet") if os.path.isdir(address) else address
@@ -60,9 +57,7 @@ class ParquetTable:
         self.head = [dict(zip(self.columns, values)) for values in islice(self._values(first, self.columns), head)]
 
     def read(self, image: str, others: Sequence[str]) -> Iterator[tuple[str, int, Inside | None, list[Any]]]:
-        """Of each row the file, its number from 1, where the image's bytes are, and the values of columns, the image's
-        first.
-        """
+        """Of each row the file, its number from 1, where the image's bytes are, and the values, the image's first."""
         if image in self.bytes:  # of which Hugging Face may write paths alone
             first = open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False)
             if any(bytes_of(value) is not None for batch in islice(first, 1) for value in batch.column(0).to_pylist()):
@@ -114,21 +109,20 @@ class EmbeddedImages:
         """The bytes of an image; SampleFault where the row has none."""
         if self._owner != os.getpid():  # a fork may have copied a lock that is held
             self._owner, self._lock = os.getpid(), threading.Lock()
+        file, group, row = place
         with self._lock:
-            column = self._group(place[0], place[1])
-        data = bytes_of(column[place[2]].as_py())
+            if (column := self._kept.get((file, group))) is None:
+                column = (
+                    open_parquet(self.files[file]).read_row_group(group, [self.column], use_threads=False).column(0)
+                )
+                while self._kept and sum(kept.nbytes for kept in self._kept.values()) + column.nbytes > ROOM:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[file, group] = column
+        data = bytes_of(column[row].as_py())
         if not data:
-            raise SampleFault("missing image", f"{self.files[place[0]]} holds no bytes in column {self.column!r} there")
+            raise SampleFault("missing image", f"{self.files[file]} holds no bytes in column {self.column!r} there")
         return data
 
     def share(self, file: int, group: int) -> float:
         """The size of a row group, as a share of ROOM."""
         return open_parquet(self.files[file]).metadata.row_group(group).total_byte_size / ROOM
-
-    def _group(self, file: int, group: int) -> Any:
-        if (found := self._kept.get((file, group))) is None:
-            found = open_parquet(self.files[file]).read_row_group(group, [self.column], use_threads=False).column(0)
-            while self._kept and sum(kept.nbytes for kept in self._kept.values()) + found.nbytes > ROOM:
-                del self._kept[next(iter(self._kept))]
-            self._kept[file, group] = found
-        return found

@@ -1,7 +1,6 @@
 """One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
 
-A failure that may pass is a Transient or the library's own exception; one that stays is a ShardFault or one of
-PERMANENT. `prolip.data.reading.stream` tries again.
+What may pass is a Transient or the library's own exception, what stays a ShardFault or one of PERMANENT.
 """
 
 from __future__ import annotations
@@ -86,10 +85,7 @@ class Identity(NamedTuple):
 
 
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
-    """The result of `work`, run in a thread, which is abandoned with a Transient where it takes longer.
-
-    Libraries have time-outs per socket operation at best.
-    """
+    """The result of `work`, run in a thread, which is abandoned with a Transient where it takes longer."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -112,9 +108,9 @@ class Pace:
     seconds: float = 0.0
     bytes: int = 0
 
-    def add(self, seconds: float, count: int) -> None:
-        """Count `seconds` of waiting for `count` bytes; Transient where that is too slow over read_timeout."""
-        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+    def add(self, start: float, count: int) -> None:
+        """Count the time since `start` for `count` bytes; Transient where that is too slow over read_timeout."""
+        self.seconds, self.bytes = self.seconds + time.monotonic() - start, self.bytes + count
         if self.seconds >= self.policy.read_timeout:
             least = self.policy.least_rate
             if self.bytes < least * self.seconds:
@@ -222,7 +218,7 @@ class HttpConnection:
         """What has come, at most `limit` bytes; any of urllib3's errors."""
         start = time.monotonic()
         data = self.response.raw.read1(limit, decode_content=False) or b""
-        self.pace.add(time.monotonic() - start, len(data))
+        self.pace.add(start, len(data))
         return data
 
 
@@ -297,7 +293,7 @@ class PipeConnection:
             data = os.read(self.output.fileno(), limit)
             if not data and (code := self.process.wait(seconds)):
                 raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
-            self.pace.add(time.monotonic() - start, len(data))
+            self.pace.add(start, len(data))
         except subprocess.TimeoutExpired as error:
             raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
         except Transient as error:

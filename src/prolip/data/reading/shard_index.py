@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 
-from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.diagnose import survey
+from prolip.data.faults import FaultCounter, ShardFault
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import (
     CheckedStream,
@@ -35,7 +34,7 @@ from prolip.data.reading.stream import (
     open_stream,
     read_up_to,
 )
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, survey
 from prolip.data.samples import has_image
 from prolip.utils.documents import loads, read_file, shown
 from prolip.utils.outputs import check_output, replacing
@@ -43,20 +42,13 @@ from prolip.utils.secrecy import redacted, tag
 
 FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
-#: Beginning of the name of a `pipe:` shard, before the salted hash of its command.
-HASHED = "pipe:sha256="
+HASHED = "pipe:sha256="  # before the salted hash of a command, in the name of its shard
 ENTRY = np.dtype([("samples", np.int64), ("bytes", np.int64), ("sha256", "S64")])
-#: Bytes of an index, some 200 per shard and 3,000 in older ones.
-INDEX_BYTES = 2**30
-#: Shards may be commands.
-PIPES = ReadPolicy(pipes=True)
+INDEX_BYTES = 2**30  # of an index, some 200 per shard and 3,000 in older ones
 
 
 class Addresses(Sequence[str]):
-    """N addresses of at most A bytes in one block of N A bytes, which forked processes share.
-
-    Pickled, the block is compressed: addresses that count up take 2 to 5 bytes each.
-    """
+    """N addresses of at most A bytes, in N A bytes that forked processes share and pickling compresses."""
 
     def __init__(self, addresses: Iterable[str] = ()):
         self.block = np.array([address.encode("utf-8", "surrogatepass") for address in addresses], "S")
@@ -114,21 +106,14 @@ class ShardIndex:
     def name_of(self, url: str) -> str:
         """The name of a shard here: of a command its hash where that is known, else `canonical`."""
         if url.startswith("pipe:"):
-            for salt in {name.removeprefix(HASHED).partition("-")[0] for name in self.commands}:
-                if (name := f"{HASHED}{tag(url[5:], salt)}") in self.commands:
+            commands = set(self.names[np.char.startswith(self.names.block, HASHED.encode())])
+            for salt in {name.removeprefix(HASHED).partition("-")[0] for name in commands}:
+                if (name := f"{HASHED}{tag(url[5:], salt)}") in commands:
                     return name
         return canonical(url)
 
-    @cached_property
-    def commands(self) -> frozenset[str]:
-        """The names of the hashed commands."""
-        return frozenset(name for name in self.names if name.startswith(HASHED))
-
     def only(self, urls: Sequence[str], sizes: Mapping[str, int]) -> tuple[ShardIndex, int]:
-        """The index of these shards alone, and their samples in all.
-
-        sizes: bytes of the local ones. ValueError for shards that are missing, and for local ones of another size.
-        """
+        """The index of these shards alone, and their samples in all; ValueError for another size than in `sizes`."""
         chosen = self.rows(urls)
         for url, wanted in zip(urls, self.values["bytes"][chosen].tolist()):
             if (size := sizes.get(url, wanted)) != wanted:
@@ -223,18 +208,14 @@ class IndexedShard(NamedTuple):
 
 def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     """Read one shard to its end."""
-    faults: Counter[str] = Counter()
-
-    def note(fault: SampleFault) -> None:
-        faults[fault.kind] += 1
-
+    faults = FaultCounter()
     try:
-        stream = CheckedStream(url, policy, note)
-        samples = sum(map(has_image, read_shard(url, note, stream=stream)))
+        stream = CheckedStream(url, policy, faults.add)
+        samples = sum(map(has_image, read_shard(url, faults.add, stream=stream)))
     except ShardFault as fault:
-        return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
+        return IndexedShard(url, None, faults.kinds + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
-    return IndexedShard(url, Entry(samples, stream.position, stream.sha256.hexdigest()), faults, message)
+    return IndexedShard(url, Entry(samples, stream.position, stream.sha256.hexdigest()), faults.kinds, message)
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
@@ -265,13 +246,13 @@ def build_index(
     urls: Sequence[str],
     place: str | None = None,
     workers: int = 1,
-    policy: ReadPolicy = PIPES,
+    policy: ReadPolicy = ReadPolicy(pipes=True),
     seen: Callable[[IndexedShard], None] = lambda shard: None,
 ) -> str:
-    """Read shards and write their index; returns its place, which is empty where none could be read.
+    """Read shards and write their index, by default index.json in their folder; returns its place, "" without any.
 
-    place: default index.json in the folder of all shards. seen: is called with the result of each shard. ValueError,
-    ImportError and OSError before anything is read where no index can be written there, OSError where it fails later.
+    seen: is called with the result of each shard. ValueError, ImportError and OSError before anything is read where no
+    index can be written there, OSError where it fails later.
     """
     if not place:
         folders = sorted({parent(url) for url in urls})

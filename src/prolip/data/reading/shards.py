@@ -6,7 +6,7 @@ import glob
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,8 +53,7 @@ def expand_shards(
 
     A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or,
     where `pipes`, a `pipe:` command. sizes: receives the bytes of local shards, each of which is looked up once.
-    ValueError for an empty source and a refused address (`check_address`), FileNotFoundError for local shards that are
-    missing, ImportError for a URL scheme whose library is not installed.
+    ValueError, FileNotFoundError, and ImportError for a URL scheme whose library is not installed.
     """
     sources, sizes = train_data.split("::"), {} if sizes is None else sizes
     weights = parse_factors(factors, len(sources))
@@ -137,15 +136,16 @@ def urls_of(sources: Iterable[str]) -> list[str]:
     return urls
 
 
-def count_samples(urls: Sequence[str], select: str | None = None) -> int:
+def count_samples(urls: Sequence[str], select: str | None = None, sizes: Mapping[str, int] | None = None) -> int:
     """The samples of shards without an index: by sizes.json or __len__ beside them, else by reading the headers.
 
     With `select` the JSON members are read. ValueError where shards are remote or large.
     """
     selector, remote = Selector.parse(select), sum(not is_local(url) for url in urls)
+    sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
     if selector is None and not remote and (known := recorded_size(urls)) is not None:
         return known
-    size = sum(os.path.getsize(local_path(url)) for url in urls if is_local(url))
+    size = sum(sizes.get(url, 0) for url in urls)
     if remote or size > COUNT_LIMIT:
         reason = f"{remote} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
         others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip data index)"
@@ -155,9 +155,7 @@ def count_samples(urls: Sequence[str], select: str | None = None) -> int:
 
 
 def recorded_size(urls: Sequence[str]) -> int | None:
-    """The count that sizes.json (file name: count) or __len__ (of the whole folder) beside local shards give, as in
-    OpenCLIP; None where any folder has neither.
-    """
+    """The count by OpenCLIP's sizes.json, or __len__ of the whole folder, beside local shards; None without."""
     folders: dict[Path, list[str]] = {}
     for url in urls:
         path = Path(local_path(url))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from braceexpand import alphabet, braceexpand
 from fsspec.registry import known_implementations
@@ -42,12 +42,8 @@ BEGINNING = re.compile(r"([a-z][a-z0-9+.-]*)(://|::|:)", re.IGNORECASE)
 #: Addresses of one brace pattern, depth of its braces, and characters of all addresses.
 MOST, DEPTH, CHARACTERS = 10_000_000, 50, 2**34
 RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
-#: Bytes that are read again after a break and compared, for servers that change an object silently.
-OVERLAP = 4096
-#: Doublings of the pause between retries: a float ends at 2**1024.
-DOUBLINGS = 64
-#: Bytes after which retries are counted from 0.
-PROGRESS = 2**20
+OVERLAP = 4096  # bytes that are read again after a break and compared, for servers that change an object silently
+PROGRESS = 2**20  # bytes after which retries are counted from 0
 
 
 def check_address(address: str, pipes: bool = False) -> str:
@@ -104,13 +100,6 @@ def expand_braces(pattern: str) -> list[str]:
         return list(braceexpand(pattern))
     except ValueError as error:
         raise ValueError(f"brace pattern {shown(redacted(pattern))}: {error}") from None
-
-
-class ByteStream(Protocol):
-    """Bytes to read forwards."""
-
-    def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; none at the end."""
 
 
 def is_local(url: str) -> bool:
@@ -209,7 +198,7 @@ class ResumingStream:
             kind = error.kind if isinstance(error, Transient) else "interrupted shard"
             raise ShardFault(kind, f"{reason}, at byte {self.position}, after {self._failures} retries") from error
         most = self.policy.backoff_limit
-        waiting = min(self.policy.backoff * 2.0 ** min(self._failures, DOUBLINGS), most)
+        waiting = min(self.policy.backoff * 2.0 ** min(self._failures, 64), most)
         waiting = max(waiting * self._jitter.uniform(0.5, 1), min(getattr(error, "wait", 0), most))
         self._failures += 1
         log.info("%s: %s; resuming at byte %d in %.1f s", self.url, reason, self.position, waiting)
@@ -221,7 +210,7 @@ class ResumingStream:
 open_stream = ResumingStream
 
 
-def read_up_to(source: Connection | ByteStream, count: int) -> bytes:
+def read_up_to(source: Any, count: int) -> bytes:
     """The next `count` bytes, or fewer at the end."""
     parts = []
     while count and (part := source.read(min(count, 2**20))):

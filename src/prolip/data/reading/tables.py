@@ -76,13 +76,10 @@ class ChosenColumns(NamedTuple):
         return ImageRow(path if isinstance(path, str) else "", caption, dict(zip(self.record, values)), number)
 
 
-class TableContent(NamedTuple):
-    """The rows of a table, those that are damaged (row -> why), the columns, and a reader of bytes in it."""
-
-    rows: Iterable[ImageRow]
-    damaged: dict[int, str]
-    chosen: ChosenColumns
-    embedded: Callable[[], EmbeddedImages | None] = lambda: None
+#: Whether a cell seems to name or hold an image.
+IsImage = Callable[[Any], bool]
+#: The columns of a table, its rows, and a reader of the bytes in it.
+Content = tuple[ChosenColumns, Iterable[ImageRow], Callable[[], "EmbeddedImages | None"]]
 
 
 def plain(name: str) -> str:
@@ -91,9 +88,7 @@ def plain(name: str) -> str:
 
 
 def peek(path: str, columns: TableColumns) -> tuple[str, list[list[str]]]:
-    """The separator of a CSV, and its header with its first rows, read leniently. TableError for other bytes than text,
-    ValueError where several separators fit.
-    """
+    """The separator of a CSV, and its header with its first rows, read leniently; ValueError where several fit."""
     with open_table(path, ",", quoting=False):
         pass  # which refuses other encodings than UTF-8
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -117,16 +112,9 @@ def peek(path: str, columns: TableColumns) -> tuple[str, list[list[str]]]:
 
 
 def choose(
-    path: str,
-    present: Sequence[str],
-    head: Sequence[Mapping[str, Any]],
-    columns: TableColumns,
-    is_image: Callable[[Any], bool],
+    path: str, present: Sequence[str], head: Sequence[Mapping[str, Any]], columns: TableColumns, is_image: IsImage
 ) -> ChosenColumns:
-    """The columns of a table that are read: given, or recognised by their names and by `head`, its first rows.
-
-    ValueError naming the flag and the columns that there are.
-    """
+    """The columns of a table that are read: given, or recognised by their names and by `head`, its first rows."""
     flags = [(columns.image, "--csv-img-key"), (columns.caption or None, "--csv-caption-key")]
     flags += [(name, "--caption-sampling") for name in columns.captions]
     flags += [(name, "--select") for name in columns.conditions]
@@ -203,58 +191,56 @@ def read_table(
         raise FileNotFoundError(f"--image-root {root!r} is no folder: give the one that images' paths start from")
     beside = os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))
     folders = ["", beside] if root is None else [root]
-    found = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders))
+    damaged: dict[int, str] = {}
+    chosen, every, embedded = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders), damaged)
     rows: list[ImageRow] = []
     broken = None
     try:
-        rows.extend(found.rows)
+        rows.extend(every)
     except TableError as error:  # the rows before it are still checked
         broken = error
-    if found.chosen.guessed:
-        log.info("%s: recognised %s", os.path.basename(path), ", ".join(found.chosen.guessed))
-    if rows or not (broken or found.damaged):
+    if chosen.guessed:
+        log.info("%s: recognised %s", os.path.basename(path), ", ".join(chosen.guessed))
+    if rows or not (broken or damaged):
         rows = list(keep_selected(rows, selector, path).rows)
-    lacking, share = problems_of(rows, columns, place_files(rows, folders))
+    lacking, share = problems_of(rows, columns, folders)
     problems = lacking if share > (max_bad or 0) else []
     if lacking and not problems:
         log.warning("%s: these rows are left out: %s", printable(path), "; ".join(map(printable, lacking)))
-    if found.damaged:
-        first, count = next(iter(found.damaged.values())).removeprefix(f"{path} "), len(found.damaged)
+    if damaged:
+        first, count = next(iter(damaged.values())).removeprefix(f"{path} "), len(damaged)
         what = "1 row is" if count == 1 else f"{count:,} rows are"
-        problems = [*problems, f"{what} damaged: {name_rows(found.damaged)}: {first}"]
+        problems = [*problems, f"{what} damaged: {name_rows(damaged)}: {first}"]
     if broken is not None:
         if not problems:
             raise broken
         problems = [*problems, str(broken).removeprefix(f"{path} ")]
     if problems:
-        tolerated = max_bad is not None and not found.damaged and broken is None
+        tolerated = max_bad is not None and not damaged and broken is None
         remedy = "correct the table" + (", or raise --max-bad-fraction" if tolerated else "")
         header = f"{printable(path)} ({'the header' if source.kind == 'csv' else 'the first'} is row 1)"
         if len(problems) == 1:
             raise TableError(f"{header}: {problems[0]}; {remedy}")
         raise TableProblems("\n  ".join([f"{header}:", *map(printable, problems), remedy.capitalize() + "."]))
-    return ImageRows(merged(rows, columns.captions), found.embedded())
+    return ImageRows(merged(rows, columns.captions), embedded())
 
 
-def place_files(rows: Sequence[ImageRow], folders: Sequence[str]) -> str:
-    """Complete relative paths by the folder where they start, which is returned: the first if no fewer are there."""
-    files = [row for row in rows if row.inside is None]
-    looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
-    counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
-    base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
-    for row in files:
-        row.path = os.path.join(base, row.path) if row.path else ""
-    return os.path.abspath(base)
-
-
-def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> tuple[list[str], float]:
-    """The rows that lack something, in words, and their share. base: where relative paths start."""
+def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str]) -> tuple[list[str], float]:
+    """The rows that lack something, in words, and their share, after relative paths were completed: by the first of the
+    folders if no fewer files are there.
+    """
 
     def has_caption(row: ImageRow) -> bool:
         cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
         texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
         return any(isinstance(text, str) and text.strip() for text in texts)
 
+    files = [row for row in rows if row.inside is None]
+    looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
+    counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
+    base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
+    for row in files:
+        row.path = os.path.join(base, row.path) if row.path else ""
     looked_for = rows[:: -(-len(rows) // LOOKED_FOR) or 1]
     missing = [row for row in looked_for if row.inside is None and not os.path.isfile(row.path)]
     empty = [row for row in rows if columns.needs_caption and not has_caption(row)]
@@ -262,7 +248,7 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> t
     if missing:
         name = redacted(missing[0].path)
         spread = "" if len(looked_for) == len(rows) else f" that were looked for, of {len(rows):,}"
-        where = f"relative paths start from {base}; --image-root FOLDER sets another start"
+        where = f"relative paths start from {os.path.abspath(base)}; --image-root FOLDER sets another start"
         where += f". {explain_missing(missing[0].path).rstrip('.')}" if name else ""
         if "://" in name:
             where = "addresses are no files: fetch the images first, e.g. by img2dataset"
@@ -302,13 +288,12 @@ def both(one: Any, other: Any) -> Any:
     return list(dict.fromkeys(text for part in parts for text in part))
 
 
-def read_csv(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_csv(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """A CSV with a header; ValueError where it can be read in two ways (`prolip.data.reading.csv`)."""
     separator, (header, *head) = peek(path, columns)
     chosen = choose(path, header, [dict(zip(header, cells)) for cells in head], columns, is_image)
     if columns.separator is None and len(header) > 1:
         chosen.guessed.insert(0, f"the separator {separator!r}")
-    damaged: dict[int, str] = {}
 
     def rows() -> Iterator[ImageRow]:
         try:
@@ -320,12 +305,11 @@ def read_csv(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) 
             remedy = "or, if quotation marks are plain text in the whole file, give --csv-quoting none"
             raise TableError(f"{error}; {remedy}") from error
 
-    return TableContent(rows(), damaged, chosen)
+    return chosen, rows(), lambda: None
 
 
-def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_jsonl(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """JSON lines: an object with a row's cells in each."""
-    damaged: dict[int, str] = {}
 
     def lines() -> Iterator[tuple[int, dict[str, Any]]]:
         with open(path, "rb") as file:
@@ -344,10 +328,10 @@ def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]
     damaged.clear()
     chosen = choose(path, list(dict.fromkeys(name for found in head for name in found)), head, columns, is_image)
     rows = (chosen.row(row.get(chosen.image), [row.get(name) for name in chosen.others], n) for n, row in lines())
-    return TableContent(rows, damaged, chosen)
+    return chosen, rows, lambda: None
 
 
-def read_parquet(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_parquet(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """Parquet tables: a file, or those of a folder or a wildcard."""
     from prolip.data.reading.parquet import ParquetTable  # late: pyarrow takes a moment
 
@@ -360,7 +344,7 @@ def read_parquet(path: str, columns: TableColumns, is_image: Callable[[Any], boo
             row.inside = inside
             yield row
 
-    return TableContent(rows(), {}, chosen, lambda: table.embedded)
+    return chosen, rows(), lambda: table.embedded
 
 
 READERS = {"csv": read_csv, "jsonl": read_jsonl, "parquet": read_parquet}

@@ -1,38 +1,43 @@
-"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with every loss reported."""
+"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with every loss reported.
+
+Where shards hold no usable sample, `survey` and `refuse_unusable` say why.
+"""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.remote import ReadPolicy
-from prolip.data.reading.stream import ByteStream, CheckedStream, Entry, Note, ResumingStream, read_up_to
-from prolip.data.samples import Raw, has_image, image_bytes, suffixes_of
+from prolip.data.reading.stream import CheckedStream, Entry, Note, ResumingStream, open_stream, read_up_to
+from prolip.data.samples import IMAGE_SUFFIXES, Raw, has_image, image_bytes, suffixes_of, why_no_image
 from prolip.data.split import Split
 from prolip.utils.messages import HEAD, appearance
 
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import ShardIndex
 
-#: Key of the fault in a sample that is passed over.
-FAULT = "__fault__"
-#: Bytes that tarfile asks its stream for at once.
-CHUNK = 2**16
+FAULT = "__fault__"  # key of the fault in a sample that is skipped
+CHUNK = 2**16  # bytes that tarfile asks its stream for at once
 #: Bytes of all members of a sample, and of the headers that hold long names (a path has at most 4,096).
 SAMPLE_BYTES, HEADER_BYTES = 2**26, 2**14
-#: Names that global headers may set for all members.
-GLOBALS = 100
+GLOBALS = 100  # names that global headers may set for all members
 #: Factor by which compressed shards may expand, and the bytes from which it counts: images hardly shrink.
 EXPANSION, EXPANSION_FROM = 100, 2**28
+#: Shards and samples of each that are tried before all count as unusable, members whose names are read, and shown.
+SHARDS, SAMPLES, MEMBERS, NAMED = 20, 8, 200, 4
+WANTED = f"KEY.jpg ({', '.join(IMAGE_SUFFIXES[1:])}) beside KEY.txt or KEY.json"
 
 
 #: First bytes of compressed archives, and their readers, which check checksums.
@@ -47,7 +52,7 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 class Peeked:
     """A stream whose first bytes can be seen before they are read; ReadError where unpacking exceeds EXPANSION."""
 
-    stream: ByteStream
+    stream: Any
     packed: Peeked | None = None  # the source of a decompressor
     head: bytes = b""
     given: int = 0  # bytes that were read
@@ -90,7 +95,7 @@ class StrictHeader(tarfile.TarInfo):
 
 
 @contextmanager
-def open_archive(stream: ByteStream) -> Iterator[Any]:
+def open_archive(stream: Any) -> Iterator[Any]:
     """The archive in a stream, a TarFile; ReadError naming the format where it does not begin as one.
 
     It is unpacked here, because tarfile checks no checksum and misses a cut after the archive's last byte.
@@ -114,11 +119,10 @@ def open_archive(stream: ByteStream) -> Iterator[Any]:
         yield archive
 
 
-def read_members(stream: ByteStream) -> Iterator[tuple[str, bytes | int | None]]:
-    """Name and bytes of the members of a tar, the size where that is above SAMPLE_BYTES, None for links and devices.
+def read_members(stream: Any) -> Iterator[tuple[str, bytes | int | None]]:
+    """Name and bytes of a tar's members, the size where that is above SAMPLE_BYTES, None for links and devices.
 
-    Folders are left out, and files named `__*`, which webdataset keeps for itself. ReadError for a tar that is not
-    whole to its end.
+    Folders are left out, and `__*`, which webdataset keeps for itself. ReadError for a tar not whole to its end.
     """
     with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
@@ -208,9 +212,9 @@ def read_shard(
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
-    on_fault: takes faults that do not end the shard (see `grouped`; "resumed read" of a connection); without it the
-    first duplicate is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its
-    end (see `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
+    on_fault: takes faults that do not end the shard (see `grouped`; "resumed read"); without it the first that costs a
+    sample is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its end (see
+    `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
     """
     if stream is None:
         opened = (url, policy, on_fault)
@@ -255,3 +259,55 @@ class ShardReader:
         every = read_shard(url, on_fault, self.policy, entry)
         split = self.split
         return every if split is None else (raw for raw in every if not has_image(raw) or split.takes(image_bytes(raw)))
+
+
+def survey(urls: Sequence[str], policy: ReadPolicy | None = None, wanted: str = WANTED) -> str:
+    """A sentence on the first shard: its members or its format, why that is no sample, and what is wanted."""
+    if not urls:
+        return "there is no shard"
+    url, names = urls[0], []
+    try:
+        with closing(open_stream(url, policy)) as stream, open_archive(stream) as archive:
+            for member in islice(iter(archive.next, None), MEMBERS):
+                names += [] if member.isdir() else [printable(member.name.removeprefix("./"))]
+                archive.members.clear()
+    except Exception as error:  # every file system and every compression has its own
+        return f"{url} cannot be read: {error.message if isinstance(error, SampleFault) else error}"
+    if not names:
+        return f"{url} holds no file; wanted: {wanted}"
+    suffixes: dict[str, dict[str, None]] = {}
+    for name in names:
+        key, suffix = base_plus_ext(name)
+        if key is not None and not key.endswith("/") and not name.startswith("__"):
+            suffixes.setdefault(key, {})[suffix.lower()] = None
+    why = "its images have no text beside them, of the same key, folder included"
+    if not suffixes:
+        why = f"{names[0]!r} is not named KEY.SUFFIX"
+    elif not any(map(has_image, suffixes.values())):
+        every = list(dict.fromkeys(suffix for found in suffixes.values() for suffix in found))
+        why = why_no_image(every, os.path.basename(next(iter(suffixes))))
+    more = ", ..." if len(names) > NAMED else ""
+    return f"{url} begins with {', '.join(names[:NAMED])}{more}: {why}; wanted: {wanted}"
+
+
+def refuse_unusable(
+    urls: Sequence[str], use: Callable[[Raw], Any], policy: ReadPolicy | None = None, wanted: str = WANTED
+) -> None:
+    """ValueError where none of the first samples can be used (`use` raises SampleFault), shard by shard."""
+    first = ""
+    for url in urls[:SHARDS]:
+        try:
+            for raw in islice(read_shard(url, lambda fault: None, policy), SAMPLES):
+                try:
+                    use(raw)
+                    return
+                except SampleFault as fault:
+                    lacking = not has_image(raw) or len(suffixes_of(raw)) == 1  # other members may show the cause
+                    described = f"sample {raw['__key__']!r} of {url}: {fault}"
+                    first = first or (survey([url], policy, wanted) if lacking else described)
+        except ShardFault as fault:
+            first = first or f"{url}: {fault}"
+    if not first and len(urls) <= SHARDS:
+        first = survey(urls, policy, wanted)
+    if first:
+        raise ValueError(f"none of the first samples can be used: {first}")

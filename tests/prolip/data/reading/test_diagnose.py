@@ -13,8 +13,7 @@ from tiny_tars import png, write_tar
 
 from prolip.cli.main import main
 from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
-from prolip.data.reading.diagnose import refuse_unusable, survey
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, refuse_unusable, survey
 from prolip.data.samples import image_bytes
 
 
@@ -105,7 +104,7 @@ def test_a_repeated_fault_is_an_example_once():
 
 
 def test_only_so_many_shards_are_opened_before_all_count_as_unusable(tmp_path, monkeypatch):
-    monkeypatch.setattr("prolip.data.reading.diagnose.SHARDS", 3)
+    monkeypatch.setattr("prolip.data.reading.tar.SHARDS", 3)
     opened = []
 
     def refuse(raw):
