@@ -45,6 +45,7 @@ INDEX_NAME = "index.json"
 HASHED = "pipe:sha256="  # before the salted hash of a command, in the name of its shard
 ENTRY = np.dtype([("samples", np.int64), ("bytes", np.int64), ("sha256", "S64")])
 INDEX_BYTES = 2**30  # of an index, some 200 per shard and 3,000 in older ones
+PIPES = ReadPolicy(pipes=True)
 
 
 class Addresses(Sequence[str]):
@@ -246,7 +247,7 @@ def build_index(
     urls: Sequence[str],
     place: str | None = None,
     workers: int = 1,
-    policy: ReadPolicy = ReadPolicy(pipes=True),
+    policy: ReadPolicy = PIPES,
     seen: Callable[[IndexedShard], None] = lambda shard: None,
 ) -> str:
     """Read shards and write their index, by default index.json in their folder; returns its place, "" without any.
