@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny_tars import write_shards
 
 from prolip.data.faults import RESUMED, FaultCounter, ShardFault
-from prolip.data.reading.remote import Transient, within
+from prolip.data.reading.remote import Pace, Transient, within
 from prolip.data.reading.stream import ReadPolicy, ResumingStream, open_stream
 from prolip.data.reading.tar import read_shard
 
@@ -218,6 +218,15 @@ def test_whatever_hangs_is_left_behind():
     assert time.monotonic() - start < 50
     with pytest.raises(KeyError):
         within(1, lambda: {}["x"], "looking")
+
+
+def test_a_slow_source_is_stalled_only_below_the_least_rate():
+    pace = Pace(ReadPolicy(read_timeout=10, least_rate=100))
+    for _ in range(30):
+        pace.add(time.monotonic() - 1, 110)
+    with pytest.raises(Transient, match="stalled"):
+        for _ in range(20):
+            pace.add(time.monotonic() - 1, 50)
 
 
 @pytest.mark.parametrize("wrong", [{"read_timeout": 0}, {"retries": -1}, {"block": 0}, {"backoff": float("nan")}])
