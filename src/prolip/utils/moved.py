@@ -42,7 +42,7 @@ MOVED = {
     "prolip.evaluation.task": "prolip.evaluation.evaluate",
     "prolip.evaluation.zero_shot": "prolip.prompts.templates",
     "prolip.prompts.fitting": "prolip.evaluation.prompts",
-    "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.evaluation.suites.emoji": "prolip.corpora.emoji.evaluate",
     "prolip.curate.expressions": "prolip.curate.rules",
     "prolip.curate.figures": "prolip.curate.signals",
     "prolip.hub.card": "prolip.hub.sharing",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ambiguous_pairs import few, points
 
-from studies.uncertainty.baselines import BASELINES, base
+from studies.uncertainty.baselines import BASELINES
 
 ALL = sorted(BASELINES)
 BOTH = sorted(name for name, cls in BASELINES.items() if cls.sides == ("image", "text"))
@@ -51,36 +51,6 @@ def test_images_are_scored_as_texts_of_the_exchanged_pairs(name, short):
     pairs, asked = few(), points(5, 6, seed=2)
     exchanged = type(pairs)(**{**vars(pairs.swapped), "empty": pairs.empty})
     equal(BASELINES[name].fit(pairs).image(asked), BASELINES[name].fit(exchanged).text(asked))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_double_precision_stays_and_half_becomes_single(name, short):
-    pairs = few()
-    for given, wanted in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
-        cast = {part: getattr(pairs, part).to(given) for part in ("image", "text", "empty")}
-        fitted = BASELINES[name].fit(type(pairs)(**{**vars(pairs), **cast}))
-        assert fitted.text(pairs.text.to(given)).dtype == wanted
-        assert fitted.text(pairs.text).dtype == wanted
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_rows_are_scored_one_by_one_whatever_their_number(name, short, monkeypatch):
-    pairs, asked = few(), points(7, 6, seed=2)
-    fitted = BASELINES[name].fit(pairs)
-    whole = fitted.text(asked)
-    monkeypatch.setattr(base, "ROWS", 2)
-    torch.testing.assert_close(fitted.text(asked), whole)
-    assert fitted.text(asked[:0]).shape == (0,)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_was_fitted_is_kept_in_its_state(name, short):
-    pairs, asked = few(), points(5, 6, seed=2)
-    kept, other = BASELINES[name].fit(pairs), BASELINES[name].fit(few(dim=6, empty=points(1, 6, seed=9)[0]), seed=3)
-    for side in BASELINES[name].sides:
-        scorers = kept.scorers[side], other.scorers[side]
-        scorers[1].load_state_dict(scorers[0].state_dict())
-        equal(other.text(asked) if side == "text" else other.image(asked), getattr(kept, side)(asked))
 
 
 def test_what_cannot_be_scored_is_named(short):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from ambiguous_pairs import few, points
+from ambiguous_pairs import points
 from scipy.stats import spearmanr
 
 from prolip.embeddings import Pairs
@@ -39,9 +39,3 @@ def test_the_order_of_losses_is_found_from_hidden_features_that_the_means_do_not
     hidden = torch.stack([noise.square(), torch.randn(400)], 1)
     pairs = Pairs.in_rows(image, text, 10.0, text_hidden=hidden)
     assert spearmanr(LossPrediction.fit(pairs).text(text, hidden), noise)[0] > 0.8
-
-
-def test_hidden_features_of_one_side_are_enough(short):
-    pairs = few(image_hidden=torch.randn(30, 3))
-    fitted = LossPrediction.fit(pairs)
-    assert fitted.image(pairs.image, pairs.image_hidden).shape == fitted.text(pairs.text).shape

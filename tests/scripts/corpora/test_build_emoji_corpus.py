@@ -74,14 +74,6 @@ def test_a_drawing_is_found_by_code_point_then_by_name_then_not_at_all(concepts)
     assert builder.find_icon(concepts[3], ICONS, {}) is None
 
 
-def test_an_alias_of_an_alias_has_the_drawing_of_the_last():
-    assert builder.icon_svg("ox", ICONS) == builder.icon_svg("cow-male", ICONS)
-
-
-def test_an_icon_keeps_its_own_box():
-    assert 'viewBox="0 0 32 16" width="32" height="16"' in builder.icon_svg("one-oclock", ICONS)
-
-
 def test_a_flat_drawing_stands_in_the_middle_of_a_white_square():
     pytest.importorskip("resvg_py", reason="the renderer is needed only to rebuild the corpus")
     picture = Image.open(io.BytesIO(builder.render(builder.icon_svg("one-oclock", ICONS))))

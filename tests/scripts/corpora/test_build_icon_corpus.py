@@ -11,10 +11,9 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from corpora import build_icons as builder
-from corpora import icon_categories, icon_joins, icon_sets
+from corpora import icon_joins, icon_sets
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.shards import expand_source
 from training.main import parse
@@ -271,31 +270,12 @@ def test_names_are_kept_apart(rows):
     assert not one_concept(rows)
 
 
-def test_categories_are_voted_on_borrowed_or_honestly_absent(concepts):
-    assert (concepts["archive"].subgroup, concepts["archive"].group) == ("business", "commerce")  # not the vague system
-    assert concepts["account cowboy hat"].subgroup == "users"  # of "account"
-    assert concepts["zeppelin"].group == "uncategorised"
-
-
-def test_every_category_of_the_table_has_one_place():
-    table = icon_categories.GROUPS
-    names = [c for subgroups in table.values() for text in subgroups.values() for c in text.split("|")]
-    assert len(names) == len(set(names))
-    subgroups = [subgroup for group in table.values() for subgroup in group]
-    assert len(subgroups) == len(set(subgroups))
-
-
 def test_a_lucide_file_with_the_drawing_of_another_is_its_alias(icons):
     assert [(i.name, i.aliases) for i in icons if i.package == "lucide"] == [
         ("bin", ()),
         ("square x", ("x square",)),
         ("user off", ()),
     ]
-
-
-def test_monochrome_drawings_get_the_opacities_that_the_stylesheet_gives(icons):
-    drawing = next(i.svg for i in icons if i.style == "unicons-monochrome")
-    assert "<style>.uim-secondary{opacity:.7}" in drawing and drawing.endswith("</svg>")
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -342,17 +322,6 @@ def test_the_recipe_trains_on_styles_that_are_built_and_none_of_the_designer_it_
     assert not trained & set(package.styles)
 
 
-def test_licences_and_sources_lie_beside_the_shards(packages, tmp_path):
-    build(packages, tmp_path, "--style", "lucide", "--style", "remixicon-fill")
-    assert {p.name: p.read_text() for p in (tmp_path / "LICENSES").iterdir()} == {
-        "lucide.txt": "the licence of lucide",
-        "remixicon.txt": "the licence of remixicon",
-    }
-    said = (tmp_path / "README.md").read_text()
-    assert "4 drawings of 4 concepts" in said
-    assert "| lucide.tar | 3 | lucide-static@1.62.0 | ISC | LICENSES/lucide.txt |" in said
-
-
 def test_shards_that_the_build_does_not_write_are_refused(packages, tmp_path, capsys):
     out = tmp_path / "out"
     build(packages, out, "--style", "mdi")
@@ -374,19 +343,6 @@ def test_a_build_that_breaks_off_leaves_the_shards_that_were_there(packages, tmp
     with pytest.raises(SystemExit):  # behind mdi.tar, within lucide.tar
         build(packages, out, "--style", "mdi", "--style", "lucide")
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
-
-
-def test_real_drawings_are_dark_on_white_and_as_opaque_as_their_set_says():
-    pytest.importorskip("resvg_py", reason="the renderer is needed only to build the corpus")
-    head = '<svg xmlns="http://www.w3.org/2000/svg" width="24" height="24" viewBox="0 0 24 24"'
-    style = icon_sets.MONOCHROME.decode()
-
-    def pixel(drawing: str) -> int:
-        return Image.open(io.BytesIO(builder.draw(drawing))).convert("L").getpixel((32, 32))
-
-    assert pixel(f'{head} fill="none" stroke="currentColor" stroke-width="6"><path d="M0 12h24"/></svg>') < 10
-    assert pixel(f"{head}></svg>") > 250
-    assert 120 < pixel(f'{head}>{style}<path class="uim-tertiary" d="M0 0h24v24H0z"/></svg>') < 135
 
 
 def test_check_passes_on_equal_shards_and_fails_on_lost_ones(packages, tmp_path, capsys):

@@ -1,7 +1,5 @@
 """compare_commits: commits that spell flags, keys, files and modules in two ways, and what counts as the same."""
 
-import json
-
 import pytest
 
 from dev import compare_commits as compare
@@ -34,15 +32,6 @@ def test_a_commit_gets_the_spelling_that_its_source_has(commit):
     assert [commit.spelled(word) for word in words] == former
     (commit.folder / "src/prolip/eval.py").write_text('flag("--similarity")\n')
     assert commit.spelled("--similarity") == "--similarity"
-
-
-def test_former_keys_and_files_are_compared_by_todays_names(commit, capsys):
-    (commit.folder / "evaluation.json").write_text("{}")
-    assert compare.written(commit.folder, "eval.json").name == "evaluation.json"
-    former, today = {"refusal/area": 0.5, "seconds": 3}, {"refusal/aurc": 0.5, "seconds": 4}
-    assert compare.lasting(former) == compare.lasting(today) == {"refusal/aurc": 0.5}
-    parts = [iter([("tasks", compare.lasting(json.loads(json.dumps(x))))]) for x in (former, today)]
-    assert compare.compare("evaluated", *parts) and "same" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -64,26 +64,6 @@ def test_table_1_is_the_mean_of_the_tables_of_both_directions_but_where_we_say_s
     assert unlike == UNLIKE_TABLE_1
 
 
-def test_papers_that_print_anothers_rows_print_the_same():
-    full = table("pcmepp-c8-c11.csv")
-    for label, row in table("vacsr-1-2.csv").items():
-        if label in full:
-            assert row == pytest.approx(full[label], abs=0.0501), label
-    noise = table("pcmepp-2.csv")
-    shared = {label: row for label, row in table("vacsr-3.csv").items() if label in noise}
-    assert len(shared) == 10 and all(row == noise[label] for label, row in shared.items())
-
-
-def test_vacsrs_sums_and_means_follow_from_its_recalls():
-    row, summary = table("vacsr-1-2.csv")["ViT-B/32, VACSR"], table("vacsr-7.csv")["ViT-B/32, VACSR"]
-    assert sum(recalls(row, "coco_1k/")) == pytest.approx(summary["coco_1k/rsum"], abs=0.35)
-    shares = {name: value / 100 for name, value in row.items()}
-    for name in summary.keys() - {"coco_1k/rsum"}:
-        assert own_value(shares, name) == pytest.approx(summary[name], abs=0.1001), name
-    infonce = table("pcmepp-1.csv")["ViT-B/32, InfoNCE"]
-    assert table("vacsr-7.csv")["ViT-B/32, contrastive loss"] == infonce
-
-
 def test_the_sums_of_source_free_matching_follow_but_for_two():
     wrong = {}
     for data in ("coco", "flickr"):

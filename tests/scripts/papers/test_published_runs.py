@@ -22,12 +22,6 @@ def test_the_papers_day_on_32_h100_is_7_percent_of_their_peak(checks):
     assert check.mfu == pytest.approx(0.07, abs=0.003)
 
 
-def test_openclips_344_a100_reach_15_percent(checks):
-    check = checks["OpenCLIP B/16, LAION-2B"]
-    assert check.rate == pytest.approx(390, rel=0.005)
-    assert check.mfu == pytest.approx(0.15, abs=0.005)
-
-
 def test_gpu_hours_of_openclips_page_follow_from_their_rates(checks):
     """The page gives 10,700, 13,620 and 50,800 GPU-hours."""
     for name, hours, wanted in (

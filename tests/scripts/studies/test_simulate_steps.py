@@ -78,15 +78,6 @@ def test_a_block_is_scored_only_after_its_neighbour_had_it():
     assert done.waited.min() > 0
 
 
-def test_a_late_rank_delays_all_others_within_the_ring():
-    start = np.zeros(8)
-    start[3] = 50.0
-    done = exchange(start, 1.0, np.full(8, 0.1), draws(), 0.0)
-    assert done.end.min() > 50
-    assert done.waited[3] == pytest.approx(0, abs=0.2)
-    assert np.delete(done.waited, 3).min() > 40
-
-
 def test_links_between_nodes_lead_to_the_first_rank_of_a_node():
     cluster, step, _ = setting(32, by="ring")
     links = ring_links(cluster, step)
@@ -120,14 +111,6 @@ def test_stragglers_slow_monotonically(name, by, block_least):
     assert seconds[-1] > (block_least if name == "block_sigma" else 1.005) * seconds[0]
 
 
-def test_a_loader_with_enough_cores_never_stalls():
-    cluster, step, training = setting(8)
-    cores = 2 * int(512 / step.seconds / 250) + 1
-    noise = Noise(steps=200, stall_chance=0.0)
-    supply = {"workers": cores, "prefetch": 16, "shard_samples": 1000}
-    assert play(cluster, step, training, supply, noise).waits["data"] == 0
-
-
 def test_a_loader_with_too_few_cores_sets_the_pace():
     cluster, step, training = setting(8)
     supply = {"workers": 4, "images_per_core": 100.0, "open_ms": 0.0}
@@ -154,14 +137,6 @@ def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
     assert stalled == pytest.approx(51 * extra, rel=0.01)
 
 
-def test_prefetch_bridges_pauses():
-    cluster, step, training = setting(8)
-    noise = Noise(steps=60, open_sigma=0.0)
-    supplies = [{"prefetch": chunks, "open_ms": 1500.0, "shard_samples": 2000} for chunks in (1, 2, 16)]
-    late = [play(cluster, step, training, supply, noise).waits["data"] for supply in supplies]
-    assert late[0] > late[1] > late[2] == 0
-
-
 @pytest.mark.parametrize("local", [16, 100, 512, 4096])
 def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     cluster, step, training = setting(8, local)
@@ -174,14 +149,6 @@ def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     assert longer == pytest.approx((chunks_ahead(None, local) - 2) * step.seconds)
     left, given = (play(cluster, step, training, supply, noise).steps for supply in (default, same))
     assert np.array_equal(left, given)
-
-
-def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_first_steps_too(monkeypatch):
-    monkeypatch.setattr(simulate_steps, "WARM_UP", 0)
-    cluster, step, training = setting(8, 64)
-    quiet = dataclasses.replace(QUIET, steps=20)
-    supply = {"open_ms": 2e3 * 32 * step.seconds, "shard_samples": 400}
-    assert play(cluster, step, training, supply, quiet).steps.max() > 10 * step.seconds
 
 
 def test_the_same_seed_gives_the_same_steps_and_another_one_others():

@@ -6,7 +6,6 @@ import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
 from report_stand_in import picture
 
-from prolip.cli.main import main
 from prolip.corpora.emoji import export as emoji
 from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
 from prolip.evaluation.datasets.webdataset import open_wds
@@ -73,12 +72,6 @@ def test_a_name_stands_with_its_own_drawing(tmp_path, corpus):
     assert "cat face" in samples[0].captions and samples[2].captions == ()
 
 
-def test_clip_benchmark_reads_it(tmp_path, corpus):
-    emoji.write_emoji(corpus, tmp_path)
-    theirs = [list(captions) for _, captions in build_wds_dataset("wds/emoji", lambda x: x, data_dir=str(tmp_path))]
-    assert theirs == [list(sample.captions) for sample in open_wds(tmp_path).samples()]
-
-
 def test_the_same_corpus_gives_the_same_bytes_and_nothing_is_overwritten_or_empty(tmp_path, corpus):
     one, two = (emoji.write_emoji(corpus, tmp_path / name) for name in "ab")
     for path in one.rglob("*"):
@@ -95,14 +88,3 @@ def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, co
     with pytest.raises(ValueError, match=f"drawing '{second.key}': bad image"):
         emoji.write_emoji(damaged, tmp_path / "task")
     assert not (tmp_path / "task").exists()
-
-
-def test_the_command_writes_the_bundled_shard(tmp_path, capsys):
-    words = ["data", "emoji", "--data", "data/emoji/emojione.tar", "--select", "group=food drink"]
-    assert main([*words, "--output", str(tmp_path / "task")]) == 0
-    dataset = open_wds(tmp_path / "task")
-    samples = list(dataset.samples())
-    assert f"{len(samples)} drawings written; evaluate them with --data wds:" in capsys.readouterr().out
-    assert all("emojione-" in sample.key and sample.captions for sample in samples) and len(samples) > 50
-    assert main(["data", "emoji", "--data", "nowhere.tar", "--output", str(tmp_path / "other")]) == 2
-    assert "error: --data: no shard at nowhere.tar" in capsys.readouterr().err

@@ -49,14 +49,6 @@ def test_a_pair_is_spread_over_the_concepts_of_its_inner():
         assert set(np.flatnonzero(row)) == own and row[list(own)] == pytest.approx(1 / len(own))
 
 
-def test_equal_seeds_give_equal_pairs_and_others_others():
-    corpus = corpus_of()
-    table = corpus.caption_table()
-    first, again, other = (text_pairs(table, 40, seed) for seed in (0, 0, 1))
-    assert np.array_equal(first.inner, again.inner) and np.array_equal(first.sibling, again.sibling)
-    assert not np.array_equal(first.random, other.random)
-
-
 def test_drawings_are_of_their_texts_and_of_no_sibling_s():
     corpus = corpus_of()
     table = corpus.caption_table()

@@ -11,7 +11,7 @@ from report_stand_in import make_result, with_doubt, with_units, write_run
 
 from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report import figures, pca, runs, uncertainty
-from prolip.corpora.emoji.uncertainty import by_expected, matches_metrics
+from prolip.corpora.emoji.uncertainty import matches_metrics
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.measures.plane import place
 
@@ -19,20 +19,6 @@ from prolip.measures.plane import place
 @pytest.fixture(scope="module")
 def result():
     return make_result(traces=[0.8, 0.4, 0.2, 0.1])
-
-
-def test_the_concepts_of_the_plane_are_drawn_by_seed(result):
-    chosen = pca.choose(result, seed=3)
-    assert chosen == pca.choose(result, seed=3) != pca.choose(result, seed=4)
-    subgroups = [result.corpus.concepts[result.corpus.drawings[i].concept].subgroup for i in chosen]
-    assert len(chosen) == 6 and all(subgroups.count(name) == 2 for name in set(subgroups))
-
-
-def test_the_histogram_shows_shares_with_the_means(result):
-    (axes,) = figures.trace_histogram(result).axes
-    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(2)  # all drawings and all texts
-    means = [result.image.trace.mean().item(), result.text.trace.mean().item()]
-    np.testing.assert_allclose([line.get_xdata()[0] for line in axes.lines], means, rtol=1e-6)
 
 
 def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
@@ -78,16 +64,6 @@ def test_reliability_of_first_captions_stands_beside_that_without_doubt():
     assert figures.reliability(replace(result, read={})) is None
 
 
-def test_diamonds_of_expected_numbers_are_the_means_of_groups_with_five_texts_or_more():
-    result = with_units(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
-    diamonds, _ = figures.expected_matches(result).axes[0].lines
-    expected, true = result.expected_matches, result.text_relation.sum(1)
-    below = expected < 1
-    assert below.sum() >= 5 and diamonds.get_ydata()[0] == pytest.approx(expected[below].mean())
-    assert diamonds.get_xdata()[0] == pytest.approx(true[below].mean())
-    assert len(diamonds.get_xdata()) == sum(texts >= 5 for texts, *_ in by_expected(expected, true))
-
-
 def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
     (axes,) = figures.true_matches(result).axes
     drawn = np.concatenate([dots.get_offsets() for dots in axes.collections])
@@ -95,14 +71,6 @@ def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
     matches = np.concatenate([result.table.true_matches[rows] for rows in levels])
     np.testing.assert_allclose(drawn[:, 0] / matches, 1, atol=0.13)  # jitter
     np.testing.assert_allclose(drawn[:, 1], np.concatenate([result.text.trace.numpy()[rows] for rows in levels]))
-
-
-def test_dots_of_each_level_have_a_marker_of_their_own(result):
-    for axes in (figures.true_matches(result).axes[0], figures.trace_by_length(result).axes[1]):
-        dots = {c.get_label(): c.get_paths()[0].vertices.tolist() for c in axes.collections if c.get_label()[0] != "_"}
-        assert list(dots) == [*reversed(LEVELS)]
-        assert len({str(shape) for shape in dots.values()}) == 4
-        assert {handle.get_alpha() for handle in axes.get_legend().legend_handles[:4]} == {1.0}
 
 
 def test_levels_are_drawn_in_order_with_their_means(result):
@@ -128,14 +96,6 @@ def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_
         wanted = wrong[order].cumsum() / np.arange(1, 23)
         drawn = by_trace.get_ydata()
         np.testing.assert_allclose(drawn, wanted[-len(drawn) :])
-
-
-def test_contours_stand_at_one_and_two_standard_deviations(result):
-    (axes,) = pca.pca(result).axes
-    widths = [patch.get_width() for patch in axes.patches]
-    assert len(widths) >= 8 and len(widths) % 4 == 0
-    for wide, wide_line, narrow, narrow_line in zip(*[iter(widths)] * 4):
-        assert wide == wide_line == pytest.approx(2 * narrow) and narrow == narrow_line
 
 
 def test_an_ellipse_holds_the_share_of_its_gaussian_in_the_plane(result, monkeypatch):
@@ -172,14 +132,6 @@ def test_unknown_terms_of_another_method_are_drawn_and_gaps_are_left_out(tmp_pat
     assert {line.get_label(): len(line.get_xdata()) for line in loss.lines} == {"loss": 4, "uniformity": 3}
 
 
-def test_what_is_watched_beside_the_loss_is_no_term_of_it(tmp_path):
-    watched = ("grad_norm_logit", "grad_norm_image", "param_norm_text", "memory_gib", "mfu", "samples_per_second", "lr")
-    lines = [{"step": i, "loss": 1.0} | dict.fromkeys(watched, 5.0) for i in range(1, 5)]
-    drawn = figures.learning_curves(runs.RunFolder(tmp_path, train=lines))
-    panels = {axes.get_title(loc="left"): len(axes.lines) for axes in drawn.axes if axes.get_visible()}
-    assert panels == {"Loss": 1, "Learning rate": 1, "Gradient norm": 1}
-
-
 def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(tmp_path):
     def line(i):
         found = {"step": i, "mine/mean_recall@1": i / 100, "mine/own/mean_recall@1": 0.5, "mine/i2t/R@1": 0.5}
@@ -201,13 +153,6 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
         "R@1 among 40 pairs: mine": {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]},
     }
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
-
-
-def test_recall_within_a_batch_has_a_panel_of_its_own(tmp_path):
-    lines = [{"step": i, "loss": 1.0, "R@1": 0.1 * i, "chance": 0.1} for i in range(1, 5)]
-    drawn = figures.learning_curves(runs.RunFolder(tmp_path, train=lines))
-    panels = {axes.get_title(loc="left"): len(axes.lines) for axes in drawn.axes if axes.get_visible()}
-    assert panels == {"Loss": 1, "R@1 within a batch": 2}
 
 
 def test_every_figure_is_drawn(result, tmp_path):

@@ -8,13 +8,7 @@ from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
 from prolip.corpora.emoji.report import runs
-from prolip.corpora.emoji.report.page import corpus_headlines, make_report
-
-
-def test_a_whole_run_is_read(tmp_path):
-    run = runs.read(write_run(tmp_path / "demo", make_result()))
-    assert len(run.train) == 12 and len(run.evals) == 2 and run.train[-1]["seconds"] == 360.0
-    assert run.config["method"] == "prolip" and run.result.info["images"] == 22
+from prolip.corpora.emoji.report.page import corpus_headlines
 
 
 def test_parts_may_be_missing(tmp_path):
@@ -29,21 +23,11 @@ def test_parts_may_be_missing(tmp_path):
         runs.read(tmp_path / "none")
 
 
-def test_another_evaluation_is_chosen_by_name(tmp_path):
-    folder = write_run(tmp_path / "demo")
-    make_result().save(folder / "eval_ema")
-    assert runs.read(folder).result is None and runs.read(folder, "eval_ema").result is not None
-
-
 def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
     folder = write_run(tmp_path / "demo")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"kind": "train", "step": 13, "lo')
     assert len(runs.read(folder).train) == 12
-
-
-def test_settings_are_flat_and_without_what_is_unset():
-    assert runs.flatten({"a": {"b": 1, "c": None}, "d": [2]}) == {"a.b": 1, "d": [2]}
 
 
 def test_the_last_evaluation_is_taken_from_eval_json_where_the_log_has_lost_it(tmp_path):
@@ -117,12 +101,6 @@ def test_embeddings_of_other_rows_than_the_corpus_are_an_error_in_one_line(name,
         kept = dict(arrays)
     np.savez(folder / "eval/embeddings.npz", **(kept | {name: kept[name][:-1]}))
     refused(folder, "", capsys)
-
-
-def test_a_log_whose_figures_are_all_null_makes_a_page(tmp_path):
-    folder = write_run(tmp_path / "demo")
-    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": null}}\n' for step in range(3)))
-    assert make_report(folder).exists()
 
 
 def refused(folder, said, capsys):

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import torch
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
 from prolip.corpora.emoji.corpus import LEVELS
@@ -133,15 +132,6 @@ def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, ht
         assert f"true: {text.example.matches} says {text.bits:.1f} bits" in said
 
 
-def test_texts_are_those_at_fixed_quantiles_of_the_expected_matches(section, html, result):
-    shown = result.text_relation.any(1)
-    order = np.sort(result.expected_matches[shown])
-    wanted = np.quantile(order, uncertainty.QUANTILES, method="nearest")
-    assert [text.expected for text in section.texts] == pytest.approx(wanted)
-    assert "the texts at 50%, 80%, 90%, 97%, 99.5% of this order" in words(html[0])
-    assert uncertainty.section(result, seed=3).texts == section.texts
-
-
 def test_errors_by_level_are_doublings_beside_the_best_constant(section, html, result):
     expected, true, levels = result.expected_matches, result.text_relation.sum(1), result.table.text_level
     logs = np.log2(true[true > 0])
@@ -156,24 +146,6 @@ def test_errors_by_level_are_doublings_beside_the_best_constant(section, html, r
         assert x.constant == pytest.approx((flat.mean(), np.abs(flat).mean()))
         row = " ".join(f"{error:+.2f} {size:.2f}" for error, size in (x.model, x.constant))
         assert f"{x.level} {x.texts} {examples.amount(x.true)} {row}" in said
-
-
-def test_novelty_moves_a_drawing_back_and_leaves_its_probability(section, result):
-    wrong = np.flatnonzero(result.rankings["names"][0].first != 1)
-    assert len(wrong) > 12  # more than are shown
-    row = wrong[np.argmax(first_names(result)[1][wrong])]
-    label = result.corpus.concepts[result.corpus.drawings[row].concept].name
-    new = uncertainty.section(replace(result, novelty={"mean": np.where(np.arange(22) == row, 50.0, 0.5)}))
-    assert label not in {x.example.label for x in new.thirds[0].examples}
-    sure = {x.example.label: x.sure for third in section.thirds for x in third.examples}
-    assert all(sure.get(x.example.label, x.sure) == x.sure for third in new.thirds for x in third.examples)
-
-
-def test_traces_that_are_all_alike_do_not_stop_the_section():
-    flat = with_units(make_result())
-    flat.text = flat.text._replace(log_var=torch.full_like(flat.text.log_var, -6.0))
-    found = uncertainty.section(flat)
-    assert len(found.texts) == 5 and len({text.expected for text in found.texts}) == 1
 
 
 def test_the_ends_of_the_lists_are_numbers_of_what_an_input_fits(html, result):
@@ -194,11 +166,6 @@ def test_the_logit_is_that_of_the_score_that_ranks(result, tmp_path):
     assert facts["logit"] == "20 x similarity -9" and facts["ranked by"].endswith("true of the image")
 
 
-def test_amounts_are_printed_for_people():
-    said = [examples.amount(x) for x in (0.049, 0.82, 1.0, 3.44, 9.96, 248.7, 1234.5)]
-    assert said == ["0.05", "0.82", "1.0", "3.4", "10", "249", "1,234"]
-
-
 def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp_path):
     result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
     *others, (kind, counts, least, most) = uncertainty.show_corpus(result).ends
@@ -212,12 +179,6 @@ def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp
     said = words(page.render(runs.RunFolder(tmp_path, result=result), pictures))
     assert "Images, with their ambiguity" in said and "Is the match probability true?" in said
     assert "Thin vertical lines are intervals" in said
-
-
-def test_a_page_of_a_result_from_before_says_nothing_of_doubt(html):
-    said = words(html[0])
-    assert "ambiguity in nats" not in said.lower() and "Is the match probability true?" not in said
-    assert "Thin vertical lines" not in said and "Images, with their ambiguity" not in said
 
 
 def test_a_drawing_is_as_sure_as_its_doubt_allows():
