@@ -30,6 +30,7 @@ MOVED = {
     "prolip.data.pictures": "prolip.data.images",
     "prolip.data.reading.addresses": "prolip.data.reading.stream",
     "prolip.data.reading.connections": "prolip.data.reading.remote",
+    "prolip.data.reading.diagnose": "prolip.data.reading.tar",
     "prolip.data.reading.entries": "prolip.data.reading.shard_index",
     "prolip.data.reading.opening": "prolip.data.reading.stream",
     "prolip.data.reading.published": "prolip.data.sets",
