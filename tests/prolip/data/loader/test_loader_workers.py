@@ -39,27 +39,16 @@ def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_as_the_batch_want
     loader.close()
 
 
-@pytest.fixture
-def file_limit():
-    """Sets the soft limit of open files; what it was before comes back."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def lower(soft):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-        return lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    yield lower
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def open_files(process):
     return len(os.listdir(f"/proc/{process}/fd"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
-def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, file_limit):
+def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, request):
     """While one worker is slow, the chunks of the other pile up in this process, two open files each."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
     main, allowed = os.getpid(), open_files("self") + 40
     most, deadline = multiprocessing.Value("q", 0), time.monotonic() + 60
 
@@ -70,11 +59,11 @@ def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, fi
         return plain(image)
 
     write_shards(tmp_path, [16, 16])
-    file_limit(allowed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, before[1]))
     loader = build(tmp_path, batch_size=2, workers=2, transform=slow, train_num_samples=100)
     assert len(epoch(loader)) == 50
     loader.close()
-    assert most.value > allowed
+    assert most.value > allowed and resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
 
 
 def test_workers_live_through_epochs_and_end_with_the_loader(tmp_path):
