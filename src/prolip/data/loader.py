@@ -181,6 +181,7 @@ class Loader:
             for worker in iterator._workers:  # one that is stuck takes no SIGTERM
                 if worker.is_alive():
                     worker.kill()
+                    worker.join()
             self._workers._iterator = None
 
     def state_dict(self) -> dict[str, Any]:

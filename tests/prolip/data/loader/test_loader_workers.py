@@ -101,8 +101,12 @@ def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path
 
 
 def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp_path):
+    def slow(image):
+        time.sleep(0.05)
+        return plain(image)
+
     write_shards(tmp_path, [16, 16])
-    loader = build(tmp_path, workers=2, prefetch=1, train_num_samples=8000)
+    loader = build(tmp_path, workers=2, prefetch=1, transform=slow, train_num_samples=800)
     others = set(multiprocessing.active_children())
     batches = iter(loader)
     next(batches)
