@@ -1,7 +1,4 @@
-"""One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
-
-What may pass is a Transient or the library's own exception, what stays a ShardFault or one of PERMANENT.
-"""
+"""One attempt to read bytes: a local file, http(s), an fsspec URL, a command. What may pass is not a ShardFault."""
 
 from __future__ import annotations
 
@@ -42,10 +39,7 @@ GLOBAL, TRANSLATED = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPolicy:
-    """How long to wait for shards, how often to try again, and what may be opened.
-
-    The defaults give up after some five minutes of stalling, before the other ranks' collectives do after ten.
-    """
+    """How long to wait for shards, how often to try again, and what may be opened: some five minutes by default."""
 
     connect_timeout: float = 10.0  # seconds
     read_timeout: float = 30.0  # seconds without a byte

@@ -137,10 +137,7 @@ def urls_of(sources: Iterable[str]) -> list[str]:
 
 
 def count_samples(urls: Sequence[str], select: str | None = None, sizes: Mapping[str, int] | None = None) -> int:
-    """The samples of shards without an index: by sizes.json or __len__ beside them, else by reading the headers.
-
-    With `select` the JSON members are read. ValueError where shards are remote or large.
-    """
+    """The samples of shards without an index, by sizes.json or __len__ beside them, else by headers (and JSON)."""
     selector, remote = Selector.parse(select), sum(not is_local(url) for url in urls)
     sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
     if selector is None and not remote and (known := recorded_size(urls)) is not None:
