@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import socketserver
 import struct
 import threading
 import time
@@ -219,46 +220,48 @@ class FaultyServer(ThreadingHTTPServer):
         self.server_close()
 
 
-class CuttingProxy:
-    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+class Relay(socketserver.BaseRequestHandler):
+    """One connection through a `CuttingProxy`."""
 
-    def __init__(self, upstream, limit, times, hold=False):
-        self.upstream, self.limit, self.times, self.hold = upstream, limit, times, hold
-        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+    def handle(self):
+        upstream = socket.create_connection(("127.0.0.1", self.server.upstream))
+        threading.Thread(target=self.relay, args=(self.request, upstream, None), daemon=True).start()
+        self.relay(upstream, self.request, self.server.limit)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.upstream))
-            threading.Thread(target=self.upload, args=(client, server), daemon=True).start()
-            threading.Thread(target=self.download, args=(server, client), daemon=True).start()
-
-    def upload(self, client, server):
-        with suppress(OSError):
-            while data := client.recv(65536):
-                server.sendall(data)
-        self.end(client, server)
-
-    def download(self, server, client):
+    def relay(self, source, target, limit):
         passed = 0
-        try:
-            while data := server.recv(65536):
-                if passed <= self.limit < passed + len(data) and self.may_cut():
-                    client.sendall(data[: self.limit - passed])
-                    if self.hold:
-                        self.stopping.wait(60)
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if limit is not None and passed <= limit < passed + len(data) and self.server.may_cut():
+                    target.sendall(data[: limit - passed])
+                    if self.server.hold:
+                        self.server.stopping.wait(60)
                     break
                 passed += len(data)
-                client.sendall(data)
-        except OSError:
-            pass
-        self.end(client, server)
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+class CuttingProxy(socketserver.ThreadingTCPServer):
+    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, upstream, limit, times, hold=False):
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.upstream, self.limit, self.times, self.hold, self.port = (
+            upstream,
+            limit,
+            times,
+            hold,
+            self.server_address[1],
+        )
+        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def may_cut(self):
         with self.lock:
@@ -266,16 +269,4 @@ class CuttingProxy:
             self.cuts += cut
             return cut
 
-    @staticmethod
-    def end(*sockets):
-        for one in sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        self.listener.close()
+    __exit__ = FaultyServer.__exit__

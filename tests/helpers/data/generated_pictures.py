@@ -180,10 +180,13 @@ WAYS = [
 ]
 
 
-def generate(number: int) -> Picture:
-    """Picture `number`: every way of writing every mode comes in turn, all else is drawn."""
+def generated() -> list[Picture]:
+    """Every way of writing every mode; all else is drawn."""
+    return [generate(number, *way) for number, way in enumerate(WAYS)]
+
+
+def generate(number: int, name: str, kind: str, exact: bool) -> Picture:
     rng = np.random.default_rng([number, 77])
-    name, kind, exact = WAYS[number % len(WAYS)]
     height, width = rng.integers(5, 30, 2)
     image, rgb, *key = KINDS[name][0](rng, height, width)
     if kind == "-":
@@ -199,7 +202,3 @@ def generate(number: int) -> Picture:
     if kind == "GIF" and exact and rng.random() < 0.4:
         options |= {"save_all": True, "append_images": [Image.new("RGB", image.size, "red")]}
     return Picture(f"{number}: {name} as {kind} {options}", image, kind, options, rgb if exact else None)
-
-
-def generated(first: int, count: int) -> list[Picture]:
-    return [generate(number) for number in range(first, first + count)]
