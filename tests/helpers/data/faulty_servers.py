@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import socketserver
 import struct
@@ -54,6 +53,7 @@ MODES = {
     "no-length-whole": [Answer(length=None, ranges=False)],
     # what passes
     "cut-once": [HALF, OK],
+    "cut-early": [Answer(stop=700), OK],
     "cut-thrice": [Answer(stop=0.2), Answer(stop=0.4), Answer(stop=0.6), OK],
     "cut-once-no-range": [Answer(stop=0.5, ranges=False), Answer(ranges=False)],
     "cut-once-no-etag": [HALF_UNMARKED, UNMARKED],
@@ -97,7 +97,7 @@ MODES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /MODE/NAME. `chaos`: any of it, by a generator of (name, number of the request)."""
+    """GET /MODE/NAME."""
 
     protocol_version = "HTTP/1.1"
     server: FaultyServer
@@ -113,13 +113,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.ranges.append(self.headers.get("Range"))
         self.data = self.server.objects[name]
         self.close_connection = "redirect" not in mode
-        if mode == "chaos":
-            rng = random.Random(f"{self.path} {number}")
-            kind = rng.choice(["ok", "ok", "cut", "cut", "reset", "busy", "whole"])
-            answer = Answer(stop=None if kind == "ok" else rng.random(), ranges=kind != "whole" or rng.random() < 0.5)
-            answer = Answer(rng.choice([500, 502, 503, 429])) if kind == "busy" else answer
-            self.give(answer._replace(then="reset" if kind == "reset" else ""))
-            return
         answer = MODES[mode][min(number, len(MODES[mode])) - 1]
         if answer.code == 302:
             targets = {"moved": self.server.target, "redirect": self.path.replace("redirect", "ok")}
