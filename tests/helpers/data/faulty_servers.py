@@ -151,13 +151,22 @@ class Handler(BaseHTTPRequestHandler):
             if begin > len(data):
                 self.send_error(416)
                 return
-            code, total = 206 if begin else answer.code, len(self.data) if answer.data == "piece" else len(data)
             stop = {"edge": self.server.sample[0], None: len(data)}.get(answer.stop, answer.stop)
             stop = int(stop * len(data)) + 77 if isinstance(stop, float) else stop
-            stop = begin + stop if isinstance(answer.stop, int) else stop
-            self.head(206 if answer.data == "piece" else code, len(data) - begin, begin, total, answer)
-            self.send(data[begin : max(stop, begin)])
-            self.rest = data[max(stop, begin) :]
+            stop = max(begin, begin + stop if isinstance(answer.stop, int) else stop)
+            headers = {"Content-Type": answer.type, "ETag": answer.etag, **answer.headers}
+            if answer.length is not None:
+                headers["Content-Length"] = str(len(data) - begin + answer.length)
+            partial, total = begin or answer.data == "piece", len(self.data if answer.data == "piece" else data)
+            if partial:
+                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{total}"
+            self.send_response(206 if partial else answer.code)
+            for name, value in headers.items():
+                if value:
+                    self.send_header(name, value)
+            self.end_headers()
+            self.send(data[begin:stop])
+            self.rest = data[stop:]
         if answer.then == "reset":
             time.sleep(0.05)  # or the bytes before it are lost, too
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -170,18 +179,6 @@ class Handler(BaseHTTPRequestHandler):
                 if self.server.stopping.wait(0.05):
                     return
                 self.send(part)
-
-    def head(self, code, length, begin, total, answer):
-        self.send_response(code)
-        headers = {"Content-Type": answer.type, "ETag": answer.etag, **answer.headers}
-        if answer.length is not None:
-            headers["Content-Length"] = str(length + answer.length)
-        if code == 206:
-            headers["Content-Range"] = f"bytes {begin}-{begin + length - 1}/{total}"
-        for name, value in headers.items():
-            if value:
-                self.send_header(name, value)
-        self.end_headers()
 
     def send(self, data):
         self.wfile.write(data)

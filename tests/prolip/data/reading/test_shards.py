@@ -137,16 +137,11 @@ def test_compressed_shards_are_held_against_their_own_checksums(tmp_path, kind):
             keys(path)
 
 
-def layout(path):
-    """Where the headers of a tar lie and where its files begin."""
-    with tarfile.open(path) as archive:
-        return [(member.offset, member.offset_data, member.size) for member in archive]
-
-
 def test_a_cut_shard_breaks_after_its_whole_samples(tmp_path):
     (url,) = write_shards(tmp_path, [4])
-    data, headers = Path(url).read_bytes(), layout(url)
-    offset, begin, size = headers[7]  # the second of the third sample's three members
+    with tarfile.open(url) as archive:
+        headers = [(member.offset, member.offset_data, member.size) for member in archive]
+    data, (offset, begin, size) = Path(url).read_bytes(), headers[7]  # the second of the third sample's three members
     # where the cut falls after a sample, more of it may have been lost: it is not handed out either
     for position, whole in (
         (offset + 100, 2),  # in a header
