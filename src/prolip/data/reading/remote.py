@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import fsspec.core
@@ -147,16 +148,6 @@ POOLS = {
 }
 
 
-def get_public(url: str, **settings: Any) -> requests.Response:
-    """`requests.get` without proxies and passwords; ShardFault for a host, also of a redirect, that is not public."""
-    adapter: Any
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy would look the name up itself; a .netrc is not for hosts that data names
-        for adapter in session.adapters.values():
-            adapter.poolmanager.pool_classes_by_scheme = POOLS
-        return session.get(url, **settings)
-
-
 class LocalConnection:
     """A file of this machine. The kernel alone decides how long a network file system may take."""
 
@@ -173,12 +164,14 @@ class HttpConnection:
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
-        get = get_public if policy.public_only else requests.get
-        self.response = within(
-            policy.connect_timeout + policy.read_timeout,
-            lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
-            f"GET {url}",
-        )
+        limits = policy.connect_timeout, policy.read_timeout
+        with requests.Session() as session:
+            if policy.public_only:
+                session.trust_env = False  # a proxy would look names up itself; a .netrc is not for hosts data names
+                for adapter in session.adapters.values():
+                    cast(Any, adapter).poolmanager.pool_classes_by_scheme = POOLS
+            get = partial(session.get, url, headers=headers, stream=True, timeout=limits)
+            self.response = within(sum(limits), get, f"GET {url}")
         self.close, self.pace = self.response.close, Pace(policy)
         try:
             self.position, size = self._placed(position)
