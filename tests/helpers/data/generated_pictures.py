@@ -52,7 +52,9 @@ def meant(picture: Picture, data: bytes | None) -> np.ndarray:
 
 
 def drawn(rng, h, w) -> dict[str, tuple]:
-    """Of each mode an image, its RGB and, where it has one, the transparency of its file."""
+    """Of each mode the formats that keep its numbers and those that change them (- for none), an image, its RGB and,
+    where it has one, the transparency of its file.
+    """
     bits, hole = rng.random((h, w)) < 0.5, rng.random((h, w)) < 0.4
     levels, rgb = rng.integers(0, 256, (h, w), dtype=np.uint8), rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
     deep, floats = rng.integers(0, 65536, (h, w), dtype=np.uint16), (rng.random((h, w)) * 255).astype(np.float32)
@@ -81,64 +83,53 @@ def drawn(rng, h, w) -> dict[str, tuple]:
     kept = np.asarray(premultiplied.convert("LA").convert("RGBA"))  # light colours of little alpha are lost
     palette = paletted(table, "RGB")
     return {
-        "1": (Image.fromarray(bits), grey(bits * 255)),
-        "L": (Image.fromarray(levels), grey(levels)),
-        "L key": (Image.fromarray(holed), clear(holed, grey(holed), key), key),
-        "LA": (grey_alpha, on_white(grey(levels), alpha)),
-        "La": (premultiplied, on_white(kept[..., :3], kept[..., 3])),
-        "P": (palette, table[index]),
-        "P key": (palette, clear(index, table[index], key_index), key_index),
-        "P alphas": (palette, on_white(table[index], alphas[index]), alphas.tobytes()),
-        "P of RGBA": (paletted(np.column_stack([table, alphas]), "RGBA"), on_white(table[index], alphas[index])),
-        "RGB": (Image.fromarray(rgb), rgb),
-        "RGB key": (Image.fromarray(holed_rgb), clear(holed_rgb, holed_rgb, key_rgb), key_rgb),
-        "RGBA": (Image.fromarray(np.dstack([rgb, alpha])), on_white(rgb, alpha)),
-        "CMYK": (cmyk, np.asarray(cmyk.convert("RGB"))),
-        "I;16": (Image.fromarray(deep), grey(deep // 256)),
-        "I;16 key": (Image.fromarray(holed_deep), clear(holed_deep, grey(holed_deep // 256), key_deep), key_deep),
-        "I of 16 bits": (Image.fromarray(deep.astype(np.int32)), grey(deep // 256)),
-        "F to 1": (Image.fromarray((levels / 255).astype(np.float32)), grey(levels)),
-        "F to 255": (Image.fromarray(floats), grey(floats.astype(np.uint8))),
+        "1": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(bits), grey(bits * 255)),
+        "L": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(levels), grey(levels)),
+        "L key": ("PNG", "", Image.fromarray(holed), clear(holed, grey(holed), key), key),
+        "LA": ("PNG TIFF", "WEBP GIF", grey_alpha, on_white(grey(levels), alpha)),
+        "La": ("-", "", premultiplied, on_white(kept[..., :3], kept[..., 3])),
+        "P": ("PNG BMP TIFF GIF", "WEBP", palette, table[index]),
+        "P key": ("PNG GIF", "WEBP", palette, clear(index, table[index], key_index), key_index),
+        "P alphas": ("PNG", "WEBP", palette, on_white(table[index], alphas[index]), alphas.tobytes()),
+        "P of RGBA": (
+            "PNG -",
+            "WEBP",
+            paletted(np.column_stack([table, alphas]), "RGBA"),
+            on_white(table[index], alphas[index]),
+        ),
+        "RGB": ("PNG BMP TIFF", "JPEG WEBP GIF", Image.fromarray(rgb), rgb),
+        "RGB key": ("PNG", "", Image.fromarray(holed_rgb), clear(holed_rgb, holed_rgb, key_rgb), key_rgb),
+        "RGBA": ("PNG TIFF -", "WEBP GIF", Image.fromarray(np.dstack([rgb, alpha])), on_white(rgb, alpha)),
+        "CMYK": ("TIFF -", "JPEG WEBP", cmyk, np.asarray(cmyk.convert("RGB"))),
+        "I;16": ("PNG TIFF -", "", Image.fromarray(deep), grey(deep // 256)),
+        "I;16 key": (
+            "PNG",
+            "",
+            Image.fromarray(holed_deep),
+            clear(holed_deep, grey(holed_deep // 256), key_deep),
+            key_deep,
+        ),
+        "I of 16 bits": ("TIFF -", "", Image.fromarray(deep.astype(np.int32)), grey(deep // 256)),
+        "F to 1": ("TIFF -", "", Image.fromarray((levels / 255).astype(np.float32)), grey(levels)),
+        "F to 255": ("TIFF -", "", Image.fromarray(floats), grey(floats.astype(np.uint8))),
     }
-
-
-#: Mode: the formats that keep its numbers, and those that change them; - for none.
-KINDS = {
-    "1": ("PNG BMP TIFF GIF", "JPEG WEBP"),
-    "L": ("PNG BMP TIFF GIF", "JPEG WEBP"),
-    "L key": ("PNG", ""),
-    "LA": ("PNG TIFF", "WEBP GIF"),
-    "La": ("-", ""),
-    "P": ("PNG BMP TIFF GIF", "WEBP"),
-    "P key": ("PNG GIF", "WEBP"),
-    "P alphas": ("PNG", "WEBP"),
-    "P of RGBA": ("PNG -", "WEBP"),
-    "RGB": ("PNG BMP TIFF", "JPEG WEBP GIF"),
-    "RGB key": ("PNG", ""),
-    "RGBA": ("PNG TIFF -", "WEBP GIF"),
-    "CMYK": ("TIFF -", "JPEG WEBP"),
-    "I;16": ("PNG TIFF -", ""),
-    "I;16 key": ("PNG", ""),
-    "I of 16 bits": ("TIFF -", ""),
-    "F to 1": ("TIFF -", ""),
-    "F to 255": ("TIFF -", ""),
-}
-WAYS = [
-    (name, kind, i < len(exact.split()))
-    for name, (exact, changing) in KINDS.items()
-    for i, kind in enumerate((exact + " " + changing).split())
-]
 
 
 def generated() -> list[Picture]:
     """Every way of writing every mode; all else is drawn."""
-    return [generate(number, *way) for number, way in enumerate(WAYS)]
+    modes = drawn(np.random.default_rng(0), 5, 5).items()
+    ways = [
+        (name, kind, i < len(exact.split()))
+        for name, (exact, changing, *_) in modes
+        for i, kind in enumerate((exact + " " + changing).split())
+    ]
+    return [generate(number, *way) for number, way in enumerate(ways)]
 
 
 def generate(number: int, name: str, kind: str, exact: bool) -> Picture:
     rng = np.random.default_rng([number, 77])
     height, width = rng.integers(5, 30, 2)
-    image, rgb, *key = drawn(rng, height, width)[name]
+    _, _, image, rgb, *key = drawn(rng, height, width)[name]
     if kind == "-":
         return Picture(f"{number}: {name} in memory", image, None, {}, rgb)
     options = {"transparency": key[0]} if key else {}
