@@ -1,9 +1,7 @@
-"""Our models as clip_benchmark wants them: every input one vector, and the dot product of two vectors the similarity.
+"""Our models as clip_benchmark wants them: every input one vector, and a dot product of two vectors the similarity.
 
-csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image becomes [mean, -trace/2, 1] and a text
-[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this, so
-the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
-that is clip_benchmark's code.
+csd_similarity is mean.mean' - (trace + trace')/2, the dot product of an image's [mean, -trace/2, 1] and a text's [mean,
+1, -trace/2]. The vectors refuse clip_benchmark's normalisation, and are float64, which autocast leaves alone.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ class ScoreVectors(Tensor):
 
 
 class Packed(Tensor):
-    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts: a product of both sides is their score.
+    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts, for scores that are no dot product.
 
-    For scores that are no dot product. A factor (clip_benchmark's 100) scales whole rows, so it is read off `side`.
+    A product of both sides is their score. A factor (clip_benchmark's 100) scales whole rows: it is read off `side`.
     """
 
     score: ClassVar[Score]
@@ -62,37 +60,31 @@ class Packed(Tensor):
 
 
 class GaussianEncoder(nn.Module):
-    """A probabilistic model with OpenCLIP's two methods.
+    """A probabilistic model with OpenCLIP's two methods; with `MeanScore` they give unit means.
 
-    score: by its factors, vectors as above, or rows of `Packed`; `MeanScore`, the unit means, with which clip_benchmark
-    runs as it is. prompts: weights with which classes are mixed, without them all prompts count alike.
+    prompts: weights with which classes are mixed, without them all prompts count alike.
     """
 
     def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
         self.model, self.score, self.prompts = model, score, prompts
+        self.of_means = type(score) is MeanScore
         self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
 
-    @property
-    def of_means(self) -> bool:
-        """Whether variances are left aside."""
-        return type(self.score) is MeanScore
-
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> rows (B, P), or (B, D) for the means."""
+        """Images (B, 3, H, W) -> (B, P)."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else self.rows(z, 1.0)
+        return self.rows(z, 1.0)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> rows (B, P), or (B, D) for the means."""
+        """Token ids (B, L) -> (B, P)."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else self.rows(z, -1.0)
+        return self.rows(z, -1.0)
 
     def rows(self, z: Gaussian, side: float) -> Tensor:
-        """What clip_benchmark multiplies: side 1 of images, -1 of texts; (N, D) -> (N, P + 2), or rows of `Packed`.
-
-        Of a score with factors [vector, offset, 1] of images and [vector, 1, offset] of texts, in float64.
-        """
+        """What clip_benchmark multiplies, (N, D) -> (N, P): means, vectors by the score's factors, or `Packed`."""
+        if self.of_means:
+            return z.mean
         factors = self.score.factors(z.to(torch.float64), "image" if side > 0 else "text")
         if factors is None:
             ends = torch.full_like(z.mean[:, :1], side)
@@ -112,10 +104,8 @@ def class_vectors(
 ) -> Tensor:
     """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
 
-    The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
-    changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
-    the class goes, or the prompts of each class by its name. ValueError for other classes or prompts than those that
-    the model's weights of prompts are of.
+    templates: {c} where the class goes, or the prompts of each class by its name. ValueError for other classes or
+    prompts than those that the model's weights of prompts are of.
     """
     weights = model.prompts
     if weights is not None:
@@ -137,5 +127,4 @@ def class_vectors(
         None if weights is None else lambda z, first: weights.weights(z.trace, first),
     )
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
-    rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
-    return rows.as_subclass(Tensor).to(device).mT.contiguous()
+    return model.rows(mixed, -1.0).as_subclass(Tensor).to(device).mT.contiguous()

@@ -1,7 +1,4 @@
-"""COCO and Flickr30k (splits of Karpathy and Fei-Fei 2015), CUB captions and IAPR TC-12 as test sets.
-
-Their files and splits: `prolip.data.sets`.
-"""
+"""COCO and Flickr30k (splits of Karpathy and Fei-Fei 2015), CUB captions and IAPR TC-12 (`prolip.data.sets`)."""
 
 from __future__ import annotations
 
@@ -15,9 +12,7 @@ from prolip.data.reading.named import NamedSource
 from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 
-#: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
-#: have six or seven.
-CAPTIONS = 5
+CAPTIONS = 5  # per image, as the field evaluates COCO's 5K test, though some images have six or seven
 
 
 def open_published(
@@ -25,10 +20,9 @@ def open_published(
 ) -> Dataset:
     """The images of a split in the order of the set, for retrieval, with all captions.
 
-    Of COCO and Flickr30k with the first CAPTIONS, where every image has so many; info: `image_ids` and `caption_ids`
-    in the order of images and captions (COCO's ids, by which CxC and ECCV Caption name them). A text of CUB is relevant
-    for all images of its species (info `relevant_by`), whose number, from 0, is the label. FileNotFoundError,
-    ValueError or DamagedData before anything is computed, for images that are missing, too.
+    Of COCO and Flickr30k with the first CAPTIONS, where every image has so many, and their ids in `info`. A text of CUB
+    is relevant for all images of its species, whose number, from 0, is the label. FileNotFoundError, ValueError or
+    DamagedData before anything is computed, for images that are missing, too.
     """
     word = {"coco": "karpathy", "flickr": "karpathy"}.get(source.kind, source.kind)
     name, images = read_set(source.kind, source.address, split)

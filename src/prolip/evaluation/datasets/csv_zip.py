@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,21 +34,15 @@ CAPTION_TABLES = {
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
 
 
-class ZippedImages:
-    """Reads image i of a zip as a raw sample."""
-
-    def __init__(self, source: Path, members: Sequence[str]):
-        self.source, self.members, self.archive = source, members, zipfile.ZipFile(source)
-
-    def __call__(self, number: int) -> Raw:
-        """The raw sample; SampleFault where it cannot be read."""
-        member = self.members[number]
-        try:
-            if (size := self.archive.getinfo(member).file_size) > SAMPLE_BYTES:
-                raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-            return {"jpg": self.archive.read(member)}  # which never gives more
-        except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            raise SampleFault("missing image", f"{self.source}: {error}") from error
+def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -> Raw:
+    """Image i of a zip as a raw sample; SampleFault where it cannot be read."""
+    member = members[number]
+    try:
+        if (size := archive.getinfo(member).file_size) > SAMPLE_BYTES:
+            raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
+        return {"jpg": archive.read(member)}  # which never gives more
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise SampleFault("missing image", f"{archive.filename}: {error}") from error
 
 
 class FoundImages(NamedTuple):
@@ -64,41 +58,35 @@ def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
 
     FileNotFoundError without it or one of the files, DamagedData for a zip that is none.
     """
-    unpacked, packed = folder / name, folder / f"{name}.zip"
-    if unpacked.is_dir():
-        paths = {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()}
-        check_found(files, paths, unpacked)
-        mark = fingerprint(sorted((file, os.path.getsize(path)) for file, path in paths.items()))
-        return FoundImages(rows_of(paths[file] for file in files), mark)
-    if not packed.is_file():
+    place, packed = folder / name, folder / f"{name}.zip"
+    if place.is_dir():
+        found = {entry.name: entry.path for entry in os.scandir(place) if entry.is_file()}
+    elif packed.is_file():
+        place = packed
+        try:
+            archive = zipfile.ZipFile(packed)
+        except zipfile.BadZipFile as error:
+            raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+        inside = (x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x)
+        found = {os.path.basename(member): member for member in inside}
+    else:
         raise FileNotFoundError(f"neither {name}.zip nor {name}/ in {folder}: {folder_holds(folder)}; fetch the zip")
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            inside = [x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x]
-    except zipfile.BadZipFile as error:
-        raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
-    members = {os.path.basename(member): member for member in inside}
-    check_found(files, members, packed)
-    read = ZippedImages(packed, [members[file] for file in files])
-    return FoundImages(read, file_mark(packed), archive_state([str(packed)]))
-
-
-def check_found(files: Sequence[str], found: Collection[str], source: Path) -> None:
-    """FileNotFoundError naming files of the table that are not there."""
     if missing := [file for file in files if file not in found]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} images of the table are not in {source}: {first_few(missing, NAMED)}: "
+            f"{len(missing)} of {len(files)} images of the table are not in {place}: {first_few(missing, NAMED)}: "
             "fetch the zip again and unpack all of it, or leave it packed"
         )
+    chosen = [found[file] for file in files]
+    if place is packed:
+        return FoundImages(partial(read_zipped, archive, chosen), file_mark(packed), archive_state([str(packed)]))
+    sizes = sorted((file, os.path.getsize(path)) for file, path in found.items())
+    return FoundImages(rows_of(chosen), fingerprint(sizes))
 
 
 def read_table(
     table: Path, columns: tuple[str, ...], lists: tuple[str, ...], image: str | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images.
-
-    FileNotFoundError, DamagedData.
-    """
+    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images."""
     if not table.is_file():
         raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
     try:
@@ -130,7 +118,7 @@ def open_caption_table(
 ) -> Dataset:
     """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
 
-    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
+    FileNotFoundError, DamagedData.
     """
     folder = Path(folder)
     table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
@@ -157,8 +145,7 @@ def open_caption_table(
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
     """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
 
-    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
-    candidate.
+    FileNotFoundError, DamagedData.
     """
     folder = Path(folder)
     table = folder / WINOGAVIL

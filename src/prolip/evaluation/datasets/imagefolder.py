@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
@@ -22,7 +22,7 @@ from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 
 WNID = re.compile(r"n\d{8}")
-#: For folders that are no ImageNet classes: the name, as a model trained on the folder knows it, and CLIP's prompt.
+#: For folders that are no ImageNet classes: the name, as in a model's training on the folder, and CLIP's prompt.
 PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
 SPLITS = ("val", "validation", "test", "train", "training")
 
@@ -30,10 +30,8 @@ SPLITS = ("val", "validation", "test", "train", "training")
 def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
     """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
 
-    Names and prompts are those of classnames.txt and zeroshot_classification_templates.txt in the root or next to it.
-    Without them folders named by WordNet ids are ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with
-    OpenCLIP's names and its 80 prompts, and other folders are called as they are named. FileNotFoundError, ValueError
-    and DamagedData before anything is computed.
+    Names and prompts are those of classnames.txt and zeroshot_classification_templates.txt in the root or next to it,
+    else of ImageNet where folders are WordNet ids, else the folders' names. FileNotFoundError, ValueError, DamagedData.
     """
     root = Path(root)
     if not root.is_dir():
@@ -46,8 +44,12 @@ def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> 
     for split in SPLITS:  # whose class folders would all be read as one class
         if split in folders and any(entry.is_dir() for entry in os.scandir(root / split)):
             raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}: give {root / split}")
-    files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
-    paths, samples = [path for path, _ in files], [sample for _, sample in files]
+    paths: list[str] = []
+    samples: list[Sample] = []
+    for label, folder in enumerate(folders):
+        found = images_in(root, folder)
+        paths += found
+        samples += [Sample(printable(os.path.relpath(x, root).replace(os.sep, "/")), b"", label) for x in found]
     sizes = check_files(paths, f"images of {root}")
     return Dataset(
         name=root.resolve().name,
@@ -57,50 +59,47 @@ def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> 
         source=str(root),
         classnames=names_of(root, folders),
         templates=templates_of(root, folders),
-        size=len(files),
+        size=len(samples),
         info={"folders": [printable(folder) for folder in folders]},
         damage=damage,
     )
 
 
-def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
-    """The image files of one class in alphabetical order, subfolders too, and what is known of each.
+def images_in(root: Path, folder: str) -> list[str]:
+    """The image files of one class in alphabetical order, subfolders too.
 
-    A sample's key is the file's path below the root. DamagedData where there is none, ValueError for a link that
-    leaves the root.
+    DamagedData where there is none, ValueError for a link that leaves the root.
     """
-    found = []
-    for here, names in walk(root, folder):
-        for name in names:
-            if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
-                path = os.path.join(here, name)
-                check_inside(root, path)
-                found.append((path, Sample(printable(os.path.relpath(path, root).replace(os.sep, "/")), b"", label)))
+    found = [
+        os.path.join(here, name)
+        for here, names in walk(root, folder)
+        for name in names
+        if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    ]
+    for path in found:
+        check_inside(root, path)
     if not found:
-        raise DamagedData(
-            f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)}): unpack it, or remove it"
-        )
+        what = f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)})"
+        raise DamagedData(f"{what}: unpack it, or remove it")
     return found
 
 
 def names_of(root: Path, folders: list[str]) -> tuple[str, ...]:
     """The class names: of a file, of ImageNet, or of the folders."""
     lines = lines_beside(root, CLASSNAMES)
+    if lines is not None and len(lines) != len(folders):
+        raise ValueError(
+            f"{len(lines)} class names for {len(folders)} classes of {root} ({folders[0]}, ...): give one name "
+            "per class, in alphabetical order of their folders or labels"
+        )
     if lines is not None:
-        if len(lines) != len(folders):
-            raise ValueError(
-                f"{len(lines)} class names for {len(folders)} classes of {root} ({folders[0]}, ...): give one name "
-                "per class, in alphabetical order of their folders or labels"
-            )
         return lines
     if not all(WNID.fullmatch(folder) for folder in folders):
         return tuple(printable(folder.replace("_", " ")) for folder in folders)
-    known = imagenet_names()
+    known = dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
     if strange := [folder for folder in folders if folder not in known]:
-        raise ValueError(
-            f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])}): give "
-            f"their names with a {CLASSNAMES} in the folder"
-        )
+        what = f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])})"
+        raise ValueError(f"{what}: give their names with a {CLASSNAMES} in the folder")
     return tuple(known[folder] for folder in folders)
 
 
@@ -123,9 +122,3 @@ def lines_beside(root: Path, name: str) -> tuple[str, ...] | None:
     if not lines:
         raise ValueError(f"{place} is empty: write a line per entry, or remove it")
     return lines
-
-
-@lru_cache(maxsize=1)
-def imagenet_names() -> dict[str, str]:
-    """WordNet id -> OpenCLIP's name of each of the 1000 classes."""
-    return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))

@@ -33,17 +33,17 @@ from prolip.utils.secrecy import redacted
 
 
 class Classes(NamedTuple):
-    """numbers: of the classes by their labels in the data; the names of all classes, and the prompts."""
+    """The classes of own data."""
 
-    numbers: dict[str, int]
+    numbers: dict[str, int]  # by their labels in the data
     names: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
 
 
 def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """The images of a table or a folder, each with all of its captions, or with its class.
+    """The images of a table or a folder, each with all of its captions, or with its class; errors of `read_rows`.
 
-    Errors of `read_rows`, and DamagedData for images without captions, or without a class; `damage` counts these.
+    DamagedData for images without captions, or without a class; `damage` counts these.
     """
     every = read_rows(source, max_bad=None if damage is None else 1.0)
     rows, base, address = every.rows, base_of(source), source.address
@@ -52,10 +52,10 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     if source.kind == "images" and kind == "classification" and all(row.caption == row.record["class"] for row in rows):
         return open_folder(address, damage=damage)
     classes = classes_of(kind, known, Path(base))
-    samples = [sample_of(kind, classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
+    samples = [sample_of(classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
     if damage is None:
-        if lacking := [sample.key for sample in samples if is_bare(sample)]:
-            what = f"{first_few(lacking, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
+        if bare := [sample.key for sample in samples if sample.label is None and not sample.captions]:
+            what = f"{first_few(bare, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
             raise DamagedData(f"{what}: write it, or give --skip-damaged to leave them out")
         check_files([file_of(row) for row in rows], f"images of {address}")
     tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
@@ -63,7 +63,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     return Dataset(
         name=printable(Path(local_path(address.partition(",")[0])).absolute().stem),
         kind=kind,
-        samples=partial(read_images, partial(read_row, samples, every), samples, damage),  # which ranks send each other
+        samples=partial(read_images, partial(read_row, samples, every), samples, damage),  # partial: ranks pickle it
         fingerprint=fingerprint("rows", [(x.key, x.label, x.captions, mark) for x, mark in zip(samples, marks)]),
         source=str(source),
         classnames=classes.names,
@@ -84,7 +84,7 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-    reading = Reading(urls, kind, partial(parse_sample, kind, classes), damage)
+    reading = Reading(urls, kind, partial(parse_sample, classes), damage)
     check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
@@ -105,9 +105,9 @@ def read_row(samples: Sequence[Sample], rows: ImageRows, number: int) -> Raw:
     return checked(samples[number], rows(number))
 
 
-def parse_sample(kind: Kind, classes: Classes, raw: Raw) -> Sample:
+def parse_sample(classes: Classes, raw: Raw) -> Sample:
     """One sample of a shard; SampleFault as `checked`."""
-    sample = sample_of(kind, classes, raw["__key__"], stated_by(raw))
+    sample = sample_of(classes, raw["__key__"], stated_by(raw))
     return sample._replace(image=image_bytes(checked(sample, raw)))
 
 
@@ -120,22 +120,17 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
                     yield stated_by(raw)
 
 
-def is_bare(sample: Sample) -> bool:
-    """Whether it has neither a caption nor a class."""
-    return sample.label is None and not sample.captions
-
-
 def checked(sample: Sample, raw: Raw) -> Raw:
     """The raw sample; SampleFault where the sample has neither a caption nor a class."""
-    if is_bare(sample):
+    if sample.label is None and not sample.captions:
         raise SampleFault("missing text", "it has no caption, or none of the classes")
     return raw
 
 
-def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:
-    """A sample without its bytes, with what the task is about."""
+def sample_of(classes: Classes, key: str, known: Stated) -> Sample:
+    """A sample without its bytes, with its class, or of data without classes with its captions."""
     captions, label = known
-    if kind == "retrieval":
+    if not classes.numbers:
         return Sample(key, b"", captions=tuple(captions))
     return Sample(key, b"", classes.numbers.get(label or ""))
 

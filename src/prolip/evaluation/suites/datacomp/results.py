@@ -1,10 +1,7 @@
-"""Results that survive: one JSON line per finished task, tasks claimed by locks that end with their process.
+"""Results that survive: one JSON line per finished task, tasks claimed by locks (flock) that end with their process.
 
-    OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
-    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; its holder is written inside
-
-A killed process loses its locks, so the next one takes its task; what it was writing is at worst one line without its
-end, which readers skip. Where locks do not reach from machine to machine, --part shares the tasks without them.
+OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
+OUTPUT/claims/*.lock        held while a process evaluates a task; its holder is written inside
 """
 
 from __future__ import annotations
@@ -28,19 +25,16 @@ from prolip.utils.outputs import holder_of, lock
 
 #: The part of a test set that may be missing: what is on the hub differs from DataComp's count by a few instances.
 TOLERANCE = 0.01
-#: Seconds between two looks at tasks that other processes hold.
-POLL = 5.0
-#: Of the scoring: raised when a metric changes, so that older lines are not taken for today's.
-VERSION = 1
+POLL = 5.0  # seconds between two looks at tasks that other processes hold
+VERSION = 1  # raised when a metric changes, so that older lines are not taken for today's
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a result depends on besides its task. model: its name, for readers; fingerprint: of its weights,
-    preprocessing and tokenizer."""
+    """What a result depends on besides its task."""
 
-    model: str
-    fingerprint: str
+    model: str  # its name, for readers
+    fingerprint: str  # of its weights, preprocessing and tokenizer
     similarity: str
     precision: str
 
@@ -57,10 +51,10 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Line:
-    """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
+    """A result with what it belongs to."""
 
     identity: ModelIdentity
-    data: str
+    data: str  # fingerprint of images, class names and prompts
     result: TaskResult
     version: int = VERSION
 
@@ -71,8 +65,7 @@ def main_value(result: TaskResult) -> float | None:
 
 
 def is_complete(result: TaskResult) -> bool:
-    """Whether it was measured on what the published values were: all classes, undamaged, and within TOLERANCE all
-    images."""
+    """Whether it was measured on what published values were: all classes, undamaged, within TOLERANCE all images."""
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
@@ -130,12 +123,6 @@ class ResultFolder:
             file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
             os.fsync(file.fileno())
 
-    def check(self) -> None:
-        """Raise what would keep results from being written, before anything is computed: OSError, ValueError."""
-        with self.alone("start"):
-            if self.path.exists():
-                open(self.path, "ab").close()
-
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
         """Hold a name inside the `with`, waiting for its turn."""
@@ -163,9 +150,8 @@ def wait_for(file: IO) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        raise ValueError(
-            f"{file.name} cannot be locked ({error.strerror}): give an --output on another disk"
-        ) from error
+        what = f"{file.name} cannot be locked ({error.strerror})"
+        raise ValueError(f"{what}: give an --output on another disk") from error
 
 
 def finished(lines: Iterable[Line], identity: ModelIdentity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
@@ -200,11 +186,10 @@ def share_tasks(
 ) -> dict[str, str]:
     """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
 
-    Any number of processes may run this on one folder: each task is evaluated once, results are on disk before the
-    claim ends, and the others, which wait for each other at the end, take the tasks of a process that is killed.
-    identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by key;
-    tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end the
-    others.
+    Any number of processes may run this on one folder: each task is evaluated once, and the last processes take up the
+    tasks of one that is killed. identities: one model with one similarity or several, which share a task's embeddings;
+    marks: data marks by key; tell: of a task whose results are on disk. A task whose data cannot be read (OSError,
+    ValueError) does not end the others.
     """
     failed: dict[str, str] = {}
     reported = ""
@@ -234,8 +219,7 @@ def share_tasks(
                 if results:
                     tell(task, results)
         if len(held) == len(pending):
-            waiting = f"waiting for {', '.join(held)}"
-            if waiting != reported:
+            if (waiting := f"waiting for {', '.join(held)}") != reported:
                 say(waiting)
             reported = waiting
             time.sleep(poll)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from prolip.evaluation.prompts import check_prompts
 from prolip.evaluation.suites.datacomp.catalogue import (
     BY_KEY,
     TASKS,
-    FoundSets,
     SuiteTask,
     find_datasets,
     missing_report,
@@ -24,7 +24,7 @@ from prolip.evaluation.suites.datacomp.catalogue import (
     shard,
 )
 from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
-from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, our_rows, table_1
+from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, grids, our_rows
 from prolip.evaluation.suites.datacomp.results import (
     Line,
     ModelIdentity,
@@ -41,10 +41,8 @@ from prolip.prompts.weights import PromptWeights
 from prolip.utils.outputs import check_output, replacing
 
 Say = Callable[[str], None]
-#: Shown of the face sets, which have no main metric.
-GENDER = "acc_gender_avg"
-#: Notes below the printed table.
-SHOWN = 8
+GENDER = "acc_gender_avg"  # shown of the face sets, which have no main metric
+SHOWN = 8  # notes below the printed table
 
 
 class Outcome(NamedTuple):
@@ -57,38 +55,41 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """What is evaluated, and how. tasks: keys, names or tags, default all; similarities: scores, None for the model's
-    own; prompts: files of weights; part: (I, N), tasks of part I of N; allow_missing: do without data sets that are not
-    there; skip_damaged: leave out damaged samples."""
+    """What is evaluated, and how."""
 
-    tasks: Sequence[str] | None = None
-    similarities: Sequence[str | None] = (None,)
-    prompts: Sequence[str] = ()
-    part: tuple[int, int] = (0, 1)
-    allow_missing: bool = False
+    tasks: Sequence[str] | None = None  # keys, names or tags, default all
+    similarities: Sequence[str | None] = (None,)  # None: the score of the model's method
+    prompts: Sequence[str] = ()  # files of weights
+    part: tuple[int, int] = (0, 1)  # (I, N): tasks of part I of N
+    allow_missing: bool = False  # do without data sets that are not there
     skip_damaged: bool = False
     settings: Settings = field(default_factory=Settings)
 
 
-def run(
-    load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice | None = None, say: Say = print
-) -> Outcome:
+def run(load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice, say: Say = print) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
     data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
     what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
     cannot be loaded.
     """
-    choice = choice or SuiteChoice()
     tasks = select_tasks(choice.tasks)
     for similarity in filter(None, choice.similarities):
         find_score(similarity)
     mine = shard(tasks, *choice.part)
     found = find_datasets(mine, data, choice.skip_damaged)
-    refuse_missing(mine, found, data, choice.allow_missing, say)
+    if found.missing:
+        say(missing_report(mine, found, data))
+        if not (choice.allow_missing and found.datasets):
+            raise FileNotFoundError(
+                f"{len(found.missing)} of {len(mine)} datasets are missing: fetch them as said above, choose others "
+                "with --tasks, or go on without them with --allow-missing (averages that need them are then left out)"
+            )
     prompts = weights_of(choice.prompts, found.datasets, len(mine) == len(tasks))
     store = ResultFolder(output)
-    store.check()
+    with store.alone("start"):  # raises what would keep results from being written
+        if store.path.exists():
+            open(store.path, "ab").close()
     if folder := choice.settings.store.folder:
         check_output(folder, folder=True)
     embedder = load()
@@ -98,15 +99,12 @@ def run(
             if one.are_of(dataset.classnames, dataset.templates):
                 check_prompts(one, dataset, embedder.card)
     settings = replace(choice.settings, prompts=prompts)
-    failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
+    failed = evaluate_tasks(mine, found.datasets, embedder, similarities, store, settings, say)
     return Outcome(write_tables(output, say) if store.lines() else [], failed, found.missing)
 
 
 def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
-    """Weights of prompts in files, each for the task whose classes and prompts it has.
-
-    whole: whether these are all chosen tasks and not a shard of them. ValueError for weights of none, or two of one.
-    """
+    """Weights of prompts in files. ValueError for weights of two files for one task, or, where `whole`, of no task."""
     given = tuple(PromptWeights.load(path) for path in paths)
     for path, one in zip(paths, given):
         if whole and not any(one.are_of(dataset.classnames, dataset.templates) for dataset in datasets.values()):
@@ -119,26 +117,14 @@ def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: boo
     return given
 
 
-def refuse_missing(tasks: Sequence[SuiteTask], found: FoundSets, data: str, allow_missing: bool, say: Say) -> None:
-    """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
-    if not found.missing:
-        return
-    say(missing_report(tasks, found, data))
-    if not (allow_missing and found.datasets):
-        raise FileNotFoundError(
-            f"{len(found.missing)} of {len(tasks)} datasets are missing: fetch them as said above, choose others with "
-            "--tasks, or go on without them with --allow-missing (averages that need them are then left out)"
-        )
-
-
-def evaluate_all(
+def evaluate_tasks(
     tasks: Sequence[SuiteTask],
     datasets: Mapping[str, Dataset],
     embedder: Embedder,
     similarities: Sequence[str],
     store: ResultFolder,
     settings: Settings,
-    say: Say = print,
+    say: Say,
 ) -> dict[str, str]:
     """Evaluate the tasks that have a data set and no result yet, beside other processes; what failed, by key."""
     todo = [task for task in tasks if task.key in datasets]
@@ -147,8 +133,7 @@ def evaluate_all(
     if given := sorted(f"{one.rule} [{one.digest}]" for one in settings.prompts):
         name, model = ", ".join([name, *given]), fingerprint(model, given)
     identities = [ModelIdentity(name, model, similarity, embedder.precision) for similarity in similarities]
-    kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
-    if kept:
+    if kept := [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]:
         drawn = " and get no plots" if settings.plots else ""
         say(
             f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
@@ -174,10 +159,10 @@ def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
         position = [other.key for other in tasks].index(task.key) + 1
         values = "  ".join(f"{identity.similarity} {percent(result)}" for identity, result in results.items())
         rate = (time.perf_counter() - started) / max(1, sum(done.values()))
-        left = rate * sum(other.size for other in tasks[position:] if other.key not in done)
+        left = timedelta(seconds=round(rate * sum(x.size for x in tasks[position:] if x.key not in done)))
         say(
             f"[{position:2}/{len(tasks)}] {task.name:<22} {first.main_metric or GENDER:<22} {values}  "
-            f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {duration(left)} to go"
+            f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {left} to go"
         )
 
     return tell
@@ -189,13 +174,6 @@ def percent(result: TaskResult) -> str:
     return f"{100 * (result.metrics[GENDER] if value is None else value):6.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes or seconds."""
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
 def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
     """Read the results of a folder, write its tables, and print Table 1.
 
@@ -204,8 +182,7 @@ def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteR
     with ResultFolder(output).alone("tables"):
         rows = our_rows(latest(read_results([output])))
         save_tables(rows, output)
-    say(summary(rows))
-    say(f"results and tables: {output}")
+    say(f"{summary(rows)}\nresults and tables: {output}")
     return rows
 
 
@@ -236,7 +213,7 @@ def summary(rows: Sequence[SuiteRow]) -> str:
             if task.key in row.results:
                 star = "*" if task.key in row.marked else ""
                 out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}{star}")
-    grid = table_1(rows)
+    grid = grids(rows)[0]
     more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
     return "\n".join([*out, "", *aligned(grid.header, grid.rows, 17), "", *notes[:SHOWN], *more])
 
