@@ -280,7 +280,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
     from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
-    from prolip.evaluation.suites.datacomp.evaluate import Settings
+    from prolip.evaluation.suites.datacomp.evaluate import SuiteOptions
 
     show_counts()
     if args.list:
@@ -289,22 +289,19 @@ def run_datacomp(args: argparse.Namespace) -> int:
     if not (args.model and args.data):
         raise ValueError("give --model and --data, or --list")
     check(args, folder=True)
-    settings = Settings(
-        uncertainty=not args.no_uncertainty,
-        plots=Path(args.output) / "plots" if args.plots else None,
-        store=FeatureStore(args.save_features),
-        options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
-    )
-    choice = suite.SuiteChoice(
+    options = SuiteOptions(
         tasks=args.tasks,
         similarities=args.similarity or [None],
         prompts=args.prompts,
         part=part_of(args.part),
         allow_missing=args.allow_missing,
         skip_damaged=args.skip_damaged,
-        settings=settings,
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        store=FeatureStore(args.save_features),
+        embedding={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
     )
-    outcome = suite.run(lambda: load(args), args.data, args.output, choice, partial(print, flush=True))
+    outcome = suite.run(lambda: load(args), args.data, args.output, options, partial(print, flush=True))
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0

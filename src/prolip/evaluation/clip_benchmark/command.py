@@ -84,18 +84,6 @@ def is_ours(run: Namespace) -> bool:
     return "prolip_cfg" in config or is_released(config)
 
 
-def check_model(run: Namespace, tokenizer: str | None) -> None:
-    """Our model, its weights and its tokenizer are there. Raises ValueError or FileNotFoundError."""
-    if is_fitted(run.model):
-        openclip_tokenizer(run.model, tokenizer)
-        return
-    get_model_config(run.model, run.model_cache_dir)
-    if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
-        what = "give --pretrained FILE, or a folder with weights as the model, --model local-dir:FOLDER"
-        raise ValueError(f"{run.model} has no weights of its own: {what}")
-    get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=tokenizer)
-
-
 def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer).
 
@@ -180,17 +168,12 @@ def filled(flag: str, template: str, values: Mapping[str, str]) -> str:
 
 def root_of(run: Namespace) -> str:
     """The folder or URL of the run's data set; ValueError for one that a shell would act on."""
-    name = dataset_name(run)
+    name = run.dataset.removeprefix("wds/")
     fields = {"dataset": name, "dataset_cleaned": name.replace("/", "-")}
     root = filled("--dataset_root", run.dataset_root, fields)
     if unsafe := UNSAFE.search(root):
         raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell")
     return root
-
-
-def dataset_name(run: Namespace) -> str:
-    """The data set without `wds/`."""
-    return run.dataset.removeprefix("wds/")
 
 
 def complete(run: Namespace, own: Added, kind: str | None) -> None:
@@ -201,10 +184,26 @@ def complete(run: Namespace, own: Added, kind: str | None) -> None:
     if own.pretrained is None and not run.pretrained_model and with_weights:
         run.pretrained = ""
     if run.task == "auto":
-        run.task = get_dataset_default_task(dataset_name(run))
+        run.task = get_dataset_default_task(run.dataset.removeprefix("wds/"))
         if run.task == "zeroshot_classification" and kind == "retrieval":
             run.task = "zeroshot_retrieval"
-    run.output = output_of(run, own)
+    # The original puts the slashes of a model's name into the file's, and at the end finds no folder.
+    template = run.output
+    if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
+        template = OUR_OUTPUT
+        if own.prompts:
+            template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
+    weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
+    values = (
+        run.dataset.removeprefix("wds/"),
+        run.model,
+        weights,
+        run.pretrained,
+        run.language,
+        run.task,
+        similarity_of(run, own),
+    )
+    run.output = filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
 
 
 def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
@@ -230,8 +229,14 @@ def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
     check_output(run.output)
     if run.save_clf:
         check_output(run.save_clf)
-    if run.model_type == "prolip":
-        check_model(run, own.tokenizer)
+    if is_fitted(run.model):
+        openclip_tokenizer(run.model, own.tokenizer)
+    elif run.model_type == "prolip":
+        get_model_config(run.model, run.model_cache_dir)
+        if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
+            what = "give --pretrained FILE, or a folder with weights as the model, --model local-dir:FOLDER"
+            raise ValueError(f"{run.model} has no weights of its own: {what}")
+        get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=own.tokenizer)
 
 
 def check_device(run: Namespace) -> None:
@@ -252,18 +257,6 @@ def similarity_of(run: Namespace, own: Added) -> str:
         return TrueMatchScore.name
     config, _ = get_model_config(run.model, run.model_cache_dir)
     return find_method(config["method_cfg"]["name"]).score.name
-
-
-def output_of(run: Namespace, own: Added) -> str:
-    """The file of a run. The original puts the slashes of a model's name into it, and at the end finds no folder."""
-    template = run.output
-    if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
-        template = OUR_OUTPUT
-        if own.prompts:
-            template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
-    weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
-    values = (dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own))
-    return filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
 
 
 def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:

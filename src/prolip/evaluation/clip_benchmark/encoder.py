@@ -1,8 +1,4 @@
-"""Our models as clip_benchmark wants them: every input one vector, and a dot product of two vectors the similarity.
-
-csd_similarity is mean.mean' - (trace + trace')/2, the dot product of an image's [mean, -trace/2, 1] and a text's [mean,
-1, -trace/2]. The vectors refuse clip_benchmark's normalisation, and are float64, which autocast leaves alone.
-"""
+"""Our models as clip_benchmark wants them: every input one row, and a product of two sides' rows their scores."""
 
 from __future__ import annotations
 
@@ -21,21 +17,10 @@ from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
 
 
-class ScoreVectors(Tensor):
-    """Vectors whose dot products are similarities already: `F.normalize` returns them unchanged, as a plain tensor."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """PyTorch's hook for functions of tensors: all but `F.normalize` do what they do."""
-        if func is F.normalize:
-            return (args[0] if args else kwargs["input"]).as_subclass(Tensor)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
 class Packed(Tensor):
-    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts, for scores that are no dot product.
+    """Gaussians as float64 rows [mean, log_var, side], side 1 of images, -1 of texts: a product is their score.
 
-    A product of both sides is their score. A factor (clip_benchmark's 100) scales whole rows: it is read off `side`.
+    A factor (clip_benchmark's 100) scales whole rows: it is read off `side`.
     """
 
     score: ClassVar[Score]
@@ -52,10 +37,10 @@ class Packed(Tensor):
 
     @classmethod
     def products(cls, left: Tensor, right: Tensor) -> Tensor:
-        """The scores of two sides, images first in the score whichever stands first here: (N, P), (M, P) -> (N, M)."""
+        """The scores of two sides, images first in the score whichever comes first here: (N, P), (M, P) -> (N, M)."""
         if left[0, -1] < 0:
             return cls.products(right, left).mT
-        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).float().chunk(2, dim=1)) for x in (left, right))
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).chunk(2, dim=1)) for x in (left, right))
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
@@ -82,16 +67,11 @@ class GaussianEncoder(nn.Module):
         return self.rows(z, -1.0)
 
     def rows(self, z: Gaussian, side: float) -> Tensor:
-        """What clip_benchmark multiplies, (N, D) -> (N, P): means, vectors by the score's factors, or `Packed`."""
+        """What clip_benchmark multiplies, (N, D) -> (N, P): the means, or rows of `Packed`."""
         if self.of_means:
             return z.mean
-        factors = self.score.factors(z.to(torch.float64), "image" if side > 0 else "text")
-        if factors is None:
-            ends = torch.full_like(z.mean[:, :1], side)
-            return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
-        offset = factors.offset.unsqueeze(1)
-        sides = [offset, torch.ones_like(offset)]
-        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(ScoreVectors)
+        ends = torch.full_like(z.mean[:, :1], side)
+        return torch.cat([z.mean, z.log_var, ends], dim=1).double().as_subclass(self.packed)
 
 
 def class_vectors(

@@ -33,12 +33,12 @@ class SetReader(NamedTuple):
 
 READERS = {
     **dict.fromkeys(ROWS, SetReader("own.open_rows", by_source=True)),
-    **dict.fromkeys(SETS, SetReader("captions.open_published", splits=True, by_source=True)),
+    **dict.fromkeys(SETS, SetReader("published.open_published", splits=True, by_source=True)),
     "shards": SetReader("own.open_shards", by_source=True),
     "wds": SetReader("webdataset.open_wds", splits=True),
-    "imagenet": SetReader("imagefolder.open_folder"),
-    "captions": SetReader("csv_zip.open_caption_table"),
-    "winogavil": SetReader("csv_zip.open_winogavil"),
+    "imagenet": SetReader("own.open_folder"),
+    "captions": SetReader("published.open_caption_table"),
+    "winogavil": SetReader("published.open_winogavil"),
 }
 FORMS = ", ".join(reader.form or KINDS[word] for word, reader in READERS.items())
 

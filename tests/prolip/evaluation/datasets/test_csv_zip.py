@@ -8,7 +8,7 @@ import pytest
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
+from prolip.evaluation.datasets.published import open_caption_table, open_winogavil
 
 
 def rows_of(path):

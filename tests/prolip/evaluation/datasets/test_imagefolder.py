@@ -11,7 +11,7 @@ from torchvision.datasets import ImageFolder
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.imagefolder import imagenet_names, open_folder
+from prolip.evaluation.datasets.own import imagenet_names, open_folder
 
 FOLDERS = ("zebra", "ant_hill", "Bee")
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
 from prolip.data.reading.stream import check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.csv_zip import CAPTION_TABLES, open_caption_table, open_winogavil
+from prolip.evaluation.datasets.published import CAPTION_TABLES, open_caption_table, open_winogavil
 from prolip.evaluation.datasets.sources import join
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.utils.flags import did_you_mean
@@ -93,25 +93,20 @@ def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
     return out
 
 
-def find_task(name: str) -> SuiteTask:
-    """The task of a key, a name ("Stanford Cars") or a folder's name. Raises ValueError with the near matches."""
-    known: dict[str, SuiteTask] = {}
-    for task in TASKS:
-        known |= {word.lower(): task for word in (task.key, task.key.split("/")[-1], task.name, *task.folders)}
-    if name.lower() not in known:
-        hint = did_you_mean(name, [*known, *TAGS, COUNTED_TAG], "--list shows all 40")
-        raise ValueError(f"there is no task {name!r}: {hint}")
-    return known[name.lower()]
-
-
 def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
-    """The tasks of some names and tags ("vtab", "shift", ..., "counted": the 38) in order; all 40 without names.
+    """The tasks of some keys, names ("Stanford Cars"), folders and tags ("vtab", ..., "counted": the 38); all without.
 
-    Raises ValueError for an unknown name.
+    ValueError with the near matches for an unknown name.
     """
-    tagged = {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
-    tagged[COUNTED_TAG] = {task.key for task in COUNTED}
-    chosen = {key for name in names or () for key in tagged.get(name.lower()) or {find_task(name).key}}
+    known = {COUNTED_TAG: {task.key for task in COUNTED}}
+    known |= {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
+    for task in TASKS:
+        words = (task.key, task.key.split("/")[-1], task.name, *task.folders)
+        known = {word.lower(): {task.key} for word in words} | known
+    for name in names or ():
+        if name.lower() not in known:
+            raise ValueError(f"there is no task {name!r}: {did_you_mean(name, known, '--list shows all 40')}")
+    chosen = {key for name in names or () for key in known[name.lower()]}
     return tuple(task for task in TASKS if task.key in chosen or not names)
 
 
@@ -132,6 +127,19 @@ class FoundSets(NamedTuple):
 
     datasets: dict[str, Dataset]
     missing: dict[str, str]
+
+    def report(self, tasks: Sequence[SuiteTask], data_dir: str) -> str:
+        """What is missing and the commands that fetch it."""
+        root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
+        lines = [f"{len(self.missing)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
+        if not self.datasets and root != "DATA":
+            lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
+        for key, reason in self.missing.items():
+            name, repository = BY_KEY[key].name, BY_KEY[key].repository
+            lines.append(f"  {name}: {reason}")
+            fetch = f"hf download --repo-type dataset {repository} --local-dir {root}/{repository.split('/')[1]}"
+            lines.append(f"    {fetch}")
+        return "\n".join(lines)
 
 
 def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
@@ -181,17 +189,3 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
             if isinstance(cause, ShardFault) and not cause.message.startswith("HTTP"):
                 silent = str(error)
     return found
-
-
-def missing_report(tasks: Sequence[SuiteTask], found: FoundSets, data_dir: str) -> str:
-    """What is missing and the commands that fetch it."""
-    absent = [task for task in tasks if task.key in found.missing]
-    root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
-    lines = [f"{len(absent)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
-    if not found.datasets and root != "DATA":
-        lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
-    for task in absent:
-        folder = f"{root}/{task.repository.split('/')[1]}"
-        lines.append(f"  {task.name}: {found.missing[task.key]}")
-        lines.append(f"    hf download --repo-type dataset {task.repository} --local-dir {folder}")
-    return "\n".join(lines)

@@ -45,38 +45,45 @@ GROUPED = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How tasks are evaluated."""
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """What is evaluated, and how."""
 
+    tasks: Sequence[str] | None = None  # keys, names or tags, default all
+    similarities: Sequence[str | None] = (None,)  # None: the score of the model's method
+    prompts: Sequence[str] = ()  # files of weights, each for the task whose classes and prompts it has
+    part: tuple[int, int] = (0, 1)  # (I, N): tasks of part I of N
+    allow_missing: bool = False  # do without data sets that are not there
+    skip_damaged: bool = False
     uncertainty: bool = True  # refusal and calibration, too
     plots: Path | None = None  # a folder for their figures
     store: FeatureStore = field(default_factory=FeatureStore)
-    prompts: tuple[PromptWeights, ...] = ()  # each for the task whose classes and prompts it has
-    options: Mapping[str, Any] = field(default_factory=dict)  # of `compute_features`, such as batch_size
+    embedding: Mapping[str, Any] = field(default_factory=dict)  # of `compute_features`, such as batch_size
 
 
 def evaluate_task(
-    task: SuiteTask, dataset: Dataset, embedder: Embedder, similarities: Sequence[str], settings: Settings
+    task: SuiteTask,
+    dataset: Dataset,
+    embedder: Embedder,
+    similarities: Sequence[str],
+    options: SuiteOptions,
+    prompts: Sequence[PromptWeights] = (),
 ) -> dict[str, TaskResult]:
     """The result of a task by similarity; images and texts are embedded once.
 
     Raises ValueError (DamagedData) for data that cannot be scored.
     """
     chosen = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
-    started, faces = time.perf_counter(), {}
+    started, faces, store = time.perf_counter(), {}, options.store
     if task.kind == "faces":
-        features = image_features(dataset, embedder, settings.store, **settings.options)
-        names, templates = (
-            split_prompts(dataset.classnames, "class names"),
-            split_prompts(dataset.templates, "templates"),
-        )
+        features = image_features(dataset, embedder, store, **options.embedding)
+        names = split_prompts(dataset.classnames, "class names")
+        templates = split_prompts(dataset.templates, "templates")
         for what in FACE_PROMPTS:
-            texts = class_prompts(names[what], templates[what])
-            faces[what] = stored_texts(*texts, embedder, settings.store)
+            faces[what] = stored_texts(*class_prompts(names[what], templates[what]), embedder, store)
     else:
-        fits = (one for one in settings.prompts if one.are_of(dataset.classnames, dataset.templates))
-        features = compute_features(dataset, embedder, settings.store, **settings.options, prompts=next(fits, EVERY))
+        fits = (one for one in prompts if one.are_of(dataset.classnames, dataset.templates))
+        features = compute_features(dataset, embedder, store, **options.embedding, prompts=next(fits, EVERY))
     embedded = time.perf_counter() - started
     out = {}
     for similarity, score in chosen.items():
@@ -84,12 +91,12 @@ def evaluate_task(
         metrics, study = score_task(task, features, faces, score)
         if task.main_metric is not None and task.main_metric not in metrics:
             raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it all there?")
-        if settings.plots is not None:
+        if options.plots is not None:
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
-            write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
+            write_plots(study, task.name, options.plots / f"{task.key.replace('/', '-')}-{similarity}")
         info = described(features) | {"similarity": similarity}
-        if settings.uncertainty:
+        if options.uncertainty:
             metrics |= study.metrics()
             info |= {"too_large_for": list(study.too_large_for)} if study.too_large_for else {}
         info["seconds"] = round(embedded + time.perf_counter() - started, 2)

@@ -110,6 +110,16 @@ class ResultFolder:
         read = (from_json(line) for line in text.split("\n") if line.strip())
         return [line for line in read if line is not None and line.version == VERSION]
 
+    def wanted(
+        self, tasks: Iterable[SuiteTask], identities: Sequence[ModelIdentity], marks: Mapping[str, str]
+    ) -> dict[str, tuple[ModelIdentity, ...]]:
+        """Which identities have no result of a task yet, by key, on data as in `marks`."""
+        there = {(line.identity.mark, line.result.key, line.data) for line in self.lines()}
+        return {
+            key: tuple(one for one in identities if (one.mark, key, marks.get(key)) not in there)
+            for key in (task.key for task in tasks)
+        }
+
     def append(self, line: Line) -> None:
         """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -131,14 +141,10 @@ class ResultFolder:
             yield
 
     @contextmanager
-    def claim(self, name: str) -> Iterator[bool]:
-        """Hold a name inside the `with`; False where another process holds it."""
+    def claim(self, name: str) -> Iterator[str]:
+        """Hold a name inside the `with`: "", or the holder where another process holds it."""
         with lock(self._claim_path(name)) or nullcontext() as file:
-            yield file is not None
-
-    def holder(self, name: str) -> str:
-        """Who holds a claim, for messages."""
-        return holder_of(self._claim_path(name))
+            yield holder_of(self._claim_path(name)) if file is None else ""
 
     def _claim_path(self, name: str) -> Path:
         self.claims.mkdir(parents=True, exist_ok=True)
@@ -154,24 +160,21 @@ def wait_for(file: IO) -> None:
         raise ValueError(f"{what}: give an --output on another disk") from error
 
 
-def finished(lines: Iterable[Line], identity: ModelIdentity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
-    """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
-    mine = (line for line in lines if line.identity.mark == identity.mark)
-    return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
-
-
-def latest(lines: Iterable[Line]) -> dict[ModelIdentity, dict[str, TaskResult]]:
-    """Results by identity (the first one of a mark) and key, a later line of a task in place of an earlier one."""
+def latest(folders: Iterable[str | os.PathLike]) -> dict[ModelIdentity, dict[str, TaskResult]]:
+    """Results by identity (the first one of a mark) and key, the last line of a task; FileNotFoundError without any."""
     out: dict[ModelIdentity, dict[str, TaskResult]] = {}
     first: dict[str, ModelIdentity] = {}
-    for line in lines:
-        out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
+    for folder in map(ResultFolder, folders):
+        lines = folder.lines()
+        if not lines:
+            raise FileNotFoundError(f"no result in {folder.path}: nothing was evaluated there yet")
+        for line in lines:
+            out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
     return out
 
 
 # --- several processes, one list of tasks -----------------------------------------------------------------------------
-Evaluate = Callable[[SuiteTask, tuple[ModelIdentity, ...]], Mapping[ModelIdentity, TaskResult]]
-Tell = Callable[[SuiteTask, Mapping[ModelIdentity, TaskResult]], None]
+ByIdentity = Mapping[ModelIdentity, TaskResult]
 
 
 def share_tasks(
@@ -179,9 +182,9 @@ def share_tasks(
     store: ResultFolder,
     identities: Sequence[ModelIdentity],
     marks: Mapping[str, str],
-    evaluate: Evaluate,
+    evaluate: Callable[[SuiteTask, tuple[ModelIdentity, ...]], ByIdentity],
     say: Callable[[str], None] = print,
-    tell: Tell = lambda task, results: None,
+    tell: Callable[[SuiteTask, ByIdentity], None] = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
     """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
@@ -196,18 +199,17 @@ def share_tasks(
     # whatever the similarity, but another model may be at the same task
     model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
     while True:
-        wanted = wanted_of(tasks, store, identities, marks)
+        wanted = store.wanted(tasks, identities, marks)
         pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
         if not pending:
             return failed
         held = []
         for task in pending:
-            name = f"{task.key}-{model}"
-            with store.claim(name) as mine:
-                if not mine:
-                    held.append(f"{task.name} ({store.holder(name)})")
+            with store.claim(f"{task.key}-{model}") as holder:
+                if holder:
+                    held.append(f"{task.name} ({holder})")
                     continue
-                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just finished it
+                still = store.wanted([task], identities, marks)[task.key]  # another may have just finished it
                 try:
                     results = evaluate(task, still) if still else {}
                 except (OSError, ValueError) as error:
@@ -223,12 +225,3 @@ def share_tasks(
                 say(waiting)
             reported = waiting
             time.sleep(poll)
-
-
-def wanted_of(
-    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[ModelIdentity], marks: Mapping[str, str]
-) -> dict[str, tuple[ModelIdentity, ...]]:
-    """Which identities have no result of a task yet, by key."""
-    lines = store.lines()
-    there = [(identity, finished(lines, identity, marks)) for identity in identities]
-    return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -14,27 +13,10 @@ from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import Dataset, fingerprint
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.prompts import check_prompts
-from prolip.evaluation.suites.datacomp.catalogue import (
-    BY_KEY,
-    TASKS,
-    SuiteTask,
-    find_datasets,
-    missing_report,
-    select_tasks,
-    shard,
-)
-from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
+from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, TASKS, SuiteTask, find_datasets, select_tasks, shard
+from prolip.evaluation.suites.datacomp.evaluate import SuiteOptions, evaluate_task
 from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, grids, our_rows
-from prolip.evaluation.suites.datacomp.results import (
-    Line,
-    ModelIdentity,
-    ResultFolder,
-    Tell,
-    latest,
-    main_value,
-    share_tasks,
-    wanted_of,
-)
+from prolip.evaluation.suites.datacomp.results import ModelIdentity, ResultFolder, latest, main_value, share_tasks
 from prolip.evaluation.table import aligned
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights
@@ -53,53 +35,40 @@ class Outcome(NamedTuple):
     missing: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuiteChoice:
-    """What is evaluated, and how."""
-
-    tasks: Sequence[str] | None = None  # keys, names or tags, default all
-    similarities: Sequence[str | None] = (None,)  # None: the score of the model's method
-    prompts: Sequence[str] = ()  # files of weights
-    part: tuple[int, int] = (0, 1)  # (I, N): tasks of part I of N
-    allow_missing: bool = False  # do without data sets that are not there
-    skip_damaged: bool = False
-    settings: Settings = field(default_factory=Settings)
-
-
-def run(load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice, say: Say = print) -> Outcome:
+def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOptions, say: Say = print) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
     data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
     what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
     cannot be loaded.
     """
-    tasks = select_tasks(choice.tasks)
-    for similarity in filter(None, choice.similarities):
+    tasks = select_tasks(options.tasks)
+    for similarity in filter(None, options.similarities):
         find_score(similarity)
-    mine = shard(tasks, *choice.part)
-    found = find_datasets(mine, data, choice.skip_damaged)
+    mine = shard(tasks, *options.part)
+    found = find_datasets(mine, data, options.skip_damaged)
     if found.missing:
-        say(missing_report(mine, found, data))
-        if not (choice.allow_missing and found.datasets):
+        say(found.report(mine, data))
+        if not (options.allow_missing and found.datasets):
             raise FileNotFoundError(
                 f"{len(found.missing)} of {len(mine)} datasets are missing: fetch them as said above, choose others "
                 "with --tasks, or go on without them with --allow-missing (averages that need them are then left out)"
             )
-    prompts = weights_of(choice.prompts, found.datasets, len(mine) == len(tasks))
+    prompts = weights_of(options.prompts, found.datasets, len(mine) == len(tasks))
     store = ResultFolder(output)
     with store.alone("start"):  # raises what would keep results from being written
         if store.path.exists():
             open(store.path, "ab").close()
-    if folder := choice.settings.store.folder:
+    if folder := options.store.folder:
         check_output(folder, folder=True)
     embedder = load()
-    similarities = [embedder.card.scored_by(similarity).name for similarity in choice.similarities]
+    similarities = [embedder.card.scored_by(similarity).name for similarity in options.similarities]
     for one in prompts:
         for dataset in found.datasets.values():
             if one.are_of(dataset.classnames, dataset.templates):
                 check_prompts(one, dataset, embedder.card)
-    settings = replace(choice.settings, prompts=prompts)
-    failed = evaluate_tasks(mine, found.datasets, embedder, similarities, store, settings, say)
+    todo = [task for task in mine if task.key in found.datasets]
+    failed = evaluate_tasks(todo, found.datasets, embedder, similarities, store, options, prompts, say)
     return Outcome(write_tables(output, say) if store.lines() else [], failed, found.missing)
 
 
@@ -123,40 +92,34 @@ def evaluate_tasks(
     embedder: Embedder,
     similarities: Sequence[str],
     store: ResultFolder,
-    settings: Settings,
+    options: SuiteOptions,
+    prompts: Sequence[PromptWeights],
     say: Say,
 ) -> dict[str, str]:
-    """Evaluate the tasks that have a data set and no result yet, beside other processes; what failed, by key."""
-    todo = [task for task in tasks if task.key in datasets]
+    """Evaluate the tasks that have no result yet, beside other processes, with a line each; what failed, by key."""
     marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
     name, model = embedder.name, embedder.fingerprint
-    if given := sorted(f"{one.rule} [{one.digest}]" for one in settings.prompts):
+    if given := sorted(f"{one.rule} [{one.digest}]" for one in prompts):
         name, model = ", ".join([name, *given]), fingerprint(model, given)
     identities = [ModelIdentity(name, model, similarity, embedder.precision) for similarity in similarities]
-    if kept := [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]:
-        drawn = " and get no plots" if settings.plots else ""
+    if kept := sum(not wanted for wanted in store.wanted(tasks, identities, marks).values()):
+        drawn = " and get no plots" if options.plots else ""
         say(
-            f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            f"{kept} of {len(tasks)} tasks are finished{drawn}: their results in {store.path} are kept; to "
             "evaluate them again, give another --output, or delete their lines"
         )
-
-    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
-        results = evaluate_task(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
-        return {identity: results[identity.similarity] for identity in wanted}
-
-    return share_tasks(todo, store, identities, marks, evaluate, say, progress(todo, say))
-
-
-# --- what is said and written -----------------------------------------------------------------------------------------
-def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
-    """Says a line per task: its number, its metrics, how long it took, how long the rest may take this process."""
     done: dict[str, int] = {}  # images by key
     started = time.perf_counter()
+
+    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
+        chosen = [identity.similarity for identity in wanted]
+        results = evaluate_task(task, datasets[task.key], embedder, chosen, options, prompts)
+        return {identity: results[identity.similarity] for identity in wanted}
 
     def tell(task: SuiteTask, results: Mapping[ModelIdentity, TaskResult]) -> None:
         first = next(iter(results.values()))
         done[task.key] = first.info["images"]
-        position = [other.key for other in tasks].index(task.key) + 1
+        position = tasks.index(task) + 1
         values = "  ".join(f"{identity.similarity} {percent(result)}" for identity, result in results.items())
         rate = (time.perf_counter() - started) / max(1, sum(done.values()))
         left = timedelta(seconds=round(rate * sum(x.size for x in tasks[position:] if x.key not in done)))
@@ -165,7 +128,7 @@ def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
             f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {left} to go"
         )
 
-    return tell
+    return share_tasks(tasks, store, identities, marks, evaluate, say, tell)
 
 
 def percent(result: TaskResult) -> str:
@@ -180,7 +143,7 @@ def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteR
     One process at a time reads and writes, so that the last one's tables hold the results of all.
     """
     with ResultFolder(output).alone("tables"):
-        rows = our_rows(latest(read_results([output])))
+        rows = our_rows(latest([output]))
         save_tables(rows, output)
     say(f"{summary(rows)}\nresults and tables: {output}")
     return rows
@@ -191,17 +154,6 @@ def save_tables(rows: Sequence[SuiteRow], output: str | os.PathLike) -> None:
     for ending, write in WRITERS.items():
         with replacing(Path(output) / f"tables.{ending}") as path:
             path.write_text(write(rows), encoding="utf-8")
-
-
-def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
-    """The lines of all folders. FileNotFoundError for one that has none."""
-    lines = []
-    for folder in map(ResultFolder, folders):
-        of_folder = folder.lines()
-        if not of_folder:
-            raise FileNotFoundError(f"no result in {folder.path}: nothing was evaluated there yet")
-        lines += of_folder
-    return lines
 
 
 def summary(rows: Sequence[SuiteRow]) -> str:

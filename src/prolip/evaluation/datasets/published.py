@@ -1,4 +1,4 @@
-"""Tables with a zip of images, as DataComp's retrieval tasks and WinoGAViL are on the hub (organisation nlphuji).
+"""Published sets: captions by `prolip.data.sets`, and tables with a zip of images as on the hub (organisation nlphuji).
 
     test_1k_flickr.csv        images_flickr_1k_test.zip         filename, raw: a JSON list of captions
     test_5k_mscoco_2014.csv   images_mscoco_2014_5k_test.zip
@@ -20,18 +20,60 @@ from typing import Any, NamedTuple
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.csv import TableError, open_table
 from prolip.data.reading.folders import rows_of
+from prolip.data.reading.named import NamedSource
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.data.samples import Raw
-from prolip.evaluation.datasets.base import Association, Dataset, Sample, fingerprint, read_images
+from prolip.data.sets import read_set
+from prolip.evaluation.datasets.base import Association, Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
 from prolip.utils.documents import loads
 from prolip.utils.messages import NAMED, explain_missing, first_few
 
+CAPTIONS = 5  # per image, as the field evaluates COCO's 5K test, though some images have six or seven
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
     "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
 }
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
+
+
+def open_published(
+    source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None, split: str = "test"
+) -> Dataset:
+    """The images of a split in the order of the set, for retrieval, with all captions.
+
+    Of COCO and Flickr30k with the first CAPTIONS, where every image has so many, and their ids in `info`. A text of CUB
+    is relevant for all images of its species, whose number, from 0, is the label. FileNotFoundError, ValueError or
+    DamagedData before anything is computed, for images that are missing, too.
+    """
+    word = "karpathy" if source.kind in ("coco", "flickr") else source.kind
+    name, images = read_set(source.kind, source.address, split)
+    info: dict[str, Any] = {"split": split}
+    if word == "karpathy":
+        if all(len(image.captions) >= CAPTIONS for image in images):
+            cut = slice(CAPTIONS)
+            images = [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in images]
+        info["image_ids"] = [image.image_id for image in images]
+        info["caption_ids"] = [number for image in images for number in image.caption_ids]
+    labels: list[int | None] = [None] * len(images)
+    if word == "cub":
+        info["relevant_by"] = "label"
+        classes = sorted(entry.name for entry in os.scandir(source.address.split(",")[1]) if entry.is_dir())
+        labels = [classes.index(image.key.partition("/")[0]) for image in images]
+    samples = [Sample(image.key, b"", label, captions=image.captions) for image, label in zip(images, labels)]
+    paths = [image.path for image in images]
+    species = [[] if label is None else [label] for label in labels]
+    marks = [(x.key, *label, os.path.getsize(path), x.captions) for x, label, path in zip(samples, species, paths)]
+    return Dataset(
+        name=f"{name}_{split}",
+        kind="retrieval",
+        samples=partial(read_images, rows_of(paths), samples, damage),
+        fingerprint=fingerprint(word, marks),
+        source=source.address,
+        size=len(samples),
+        info=info,
+        damage=damage,
+    )
 
 
 def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -> Raw:
@@ -56,7 +98,7 @@ class FoundImages(NamedTuple):
 def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
     """These files of the folder `name`, or of `name.zip`, next to a table.
 
-    FileNotFoundError without it or one of the files, DamagedData for a zip that is none.
+    FileNotFoundError, DamagedData for a zip that is none.
     """
     place, packed = folder / name, folder / f"{name}.zip"
     if place.is_dir():
