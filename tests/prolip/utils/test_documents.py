@@ -9,7 +9,7 @@ import yaml
 
 from prolip.data.sets import read_lines
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.imagefolder import lines_beside
+from prolip.evaluation.datasets.own import lines_beside
 from prolip.evaluation.datasets.sources import find_place
 from prolip.evaluation.datasets.webdataset import parse, read_relevance
 from prolip.utils.documents import entries, loads, read_json, read_yaml, text_lines
