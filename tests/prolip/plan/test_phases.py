@@ -12,7 +12,7 @@ import pytest
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
-from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
+from prolip.data.order import Cursor, shuffled
 from prolip.plan.config import PlanConfig
 from prolip.plan.hardware import build_cluster
 from prolip.plan.models import count_of_run
@@ -192,8 +192,8 @@ def samples_read_again(buffer, size, shards, drawn, seed):
             yield {"number": number}
 
     def stream(cursor):
-        order = (Opened(str(number), 0) for number in range(shards))
-        return iter(ShuffledShards(order, samples, cursor, buffer, random.Random(seed), FaultCounter()))
+        order = ((str(number), 0) for number in range(shards))
+        return shuffled(order, samples, cursor, buffer, random.Random(seed), FaultCounter())
 
     cursor = Cursor()
     for _ in zip(range(drawn), stream(cursor)):

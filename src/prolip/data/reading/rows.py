@@ -45,7 +45,7 @@ def read_rows(
     elif source.kind in READERS:
         rows = read_table(source, columns, selector, max_bad)
     else:
-        images = read_set(source.kind, str(source), splits).images
+        _, images = read_set(source.kind, str(source), splits)
         every = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
         rows = keep_selected(every, selector, str(source))
     return rows.part(split) if split is not None else rows
