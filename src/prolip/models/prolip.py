@@ -34,9 +34,7 @@ class ProLIPOutput(NamedTuple):
     bias: Tensor
 
 
-def build_towers(
-    config: Mapping[str, Any], low_precision: bool = False
-) -> tuple[ProbabilisticVisionTransformer, ProbabilisticTextTransformer]:
+def build_towers(config: Mapping[str, Any], low_precision: bool) -> tuple[Any, Any]:
     """Both towers of a complete configuration; `low_precision`: norms compute in float32 whatever their input."""
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
@@ -86,15 +84,13 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._checked: set[str] = set()
         self._extension: Callable[[ProLIP], Any] | None = None
-        #: Names in the state dict of the parts that `extend` added, and of those that it gave another start.
-        self.added_names: frozenset[str] = frozenset()
-        self.own_starts: frozenset[str] = frozenset()
+        self.added_names: frozenset[str] = frozenset()  # in the state dict, of the parts that `extend` added
+        self.own_starts: frozenset[str] = frozenset()  # and of those that it gave another start
 
     def extend(self, add: Callable[[ProLIP], Any]) -> None:
-        """Let a method add modules, once.
+        """Let a method add modules, once. add: returns the names of parameters with a start of its own, or None.
 
-        add: returns the names of parameters with a start of its own (scale, bias), or None. Weights of other methods do
-        not replace these, nor variances of another width.
+        Weights of other methods do not replace these, nor variances of another width.
         """
         before = self.state_dict()
         own = add(self) or ()
@@ -124,7 +120,7 @@ class ProLIP(nn.Module):
             self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
 
     def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of images, as `encode_image` takes them, (B,): of a model with fitted variances."""
+        """Nats of ambiguity of images (B,), of a model with fitted variances."""
         return ambiguity_of(self, image)
 
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
@@ -202,9 +198,8 @@ class ProLIP(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
         towers = (("visual", self.visual), ("text", self.text))
-        return {
-            f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()
-        } | self.logit_parameters()
+        names = {f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()}
+        return names | self.logit_parameters()
 
     def twin(self) -> ProLIP:
         """A model of the same configuration and preprocessing, on the default device, with initial weights."""
@@ -219,20 +214,16 @@ class ProLIP(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations of each block in the backward pass."""
-        self.visual.set_grad_checkpointing(enable)
-        self.text.set_grad_checkpointing(enable)
+        for tower in self.towers().values():
+            tower.set_grad_checkpointing(enable)
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze the image tower but for its last groups, as OpenCLIP's option of that name."""
+        """As OpenCLIP's."""
         self.visual.lock(unlocked_groups, freeze_bn_stats)
 
     def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze the text tower but for its last layers, as OpenCLIP's option of that name."""
+        """As OpenCLIP's."""
         self.text.lock(unlocked_layers, freeze_layer_norm)
-
-    def extra_repr(self) -> str:
-        own = self.config["prolip_cfg"]
-        return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
 
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:

@@ -1,7 +1,6 @@
 """OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
 
-Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights, so that both kinds of
-checkpoints need no renaming. `tests/prolip/models/test_towers.py` pins every private hook of OpenCLIP overridden here.
+Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ SPECIAL_TOKENS = 2
 class ConvStem(nn.Sequential):
     """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
-    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. Channels double up to the width. GroupNorm,
-    not BatchNorm: a row's tokens depend on that row alone, so ranks and micro-batches stay exact.
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm, not BatchNorm: a row's tokens
+    depend on that row alone, so ranks and micro-batches stay exact.
     """
 
     def __init__(self, width: int, patch_size: int):
         depth = patch_size.bit_length() - 1
         if patch_size < 2 or 2**depth != patch_size or width % (patch_size // 2):
-            raise ValueError(
-                f"a stem needs a power of two as patch_size and a width of its multiples: {patch_size} {width}"
-            )
+            wanted = "a power of two as patch_size and a width of its multiples"
+            raise ValueError(f"a stem needs {wanted}: {patch_size} {width}")
         channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
         layers: list[nn.Module] = []
         for before, after in zip(channels, channels[1:]):
@@ -53,7 +51,6 @@ class SelfAttention(nn.MultiheadAttention):
     """Self-attention: on a GPU without PyTorch's copies of queries, keys and values, on a CPU PyTorch's own."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """As OpenCLIP's blocks ask: (B, L, width), and no weights."""
         if not query.is_cuda or key is not query or asked.keys() != {"need_weights", "attn_mask"}:
             return super().forward(query, key, value, **asked)
         return self.attend(query, asked["attn_mask"]), None
@@ -74,16 +71,14 @@ class Probabilistic:
     unc_name: ClassVar[str]
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
-    has_reader: ClassVar[bool] = False
+    has_reader: ClassVar[bool] = False  # a block beside the tower reads the log variance, as in `prolip.models.readers`
     #: A method's own head: (`Tokens`, the Gaussian of the plain heads, of texts their ids) -> Gaussian. With
     #: `needs_penultimate_tokens` it also gets `again`, a function from another last block to its tokens;
     #: `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     width: int
-    #: A block's tokens without [UNC].
-    shown: Callable[..., Tokens]
+    shown: Callable[..., Tokens]  # a block's tokens without [UNC]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
 
     def __init__(self, **kwargs: Any):
@@ -102,9 +97,7 @@ class Probabilistic:
         """The transformer's blocks, first to last."""
         return self.transformer.resblocks
 
-    def through_blocks(
-        self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
+    def through_blocks(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> tuple[Tensor, dict]:
         """The last tokens, and for a head that `needs_penultimate_tokens` the function `again`."""
         if not getattr(self.head, "needs_penultimate_tokens", False):
             return self.transformer(x, attn_mask=mask), {}
@@ -151,8 +144,8 @@ class Probabilistic:
 class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
 
-    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
-    published weights were trained with: the final LayerNorm is applied to [CLS] twice.
+    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"`: the final
+    LayerNorm is applied to [CLS] twice.
     """
 
     unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
@@ -160,26 +153,17 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead
 
-    def __init__(
-        self,
-        *,
-        form: str = "paper",
-        init_unc_bias: float = -10.0,
-        init_unc_gain: float = 0.1,
-        conv_stem: bool = False,
-        **kwargs,
-    ):
-        given = kwargs["image_size"], kwargs["patch_size"]
-        image, patch = map(to_2tuple, given)
-        if any(length < side for length, side in zip(image, patch)):
-            raise ValueError(f"vision_cfg.image_size {given[0]} is below the patch_size {given[1]}: enlarge the image")
+    def __init__(self, *, form="paper", init_unc_bias=-10.0, init_unc_gain=0.1, conv_stem=False, **kwargs: Any):
+        size, side = kwargs["image_size"], kwargs["patch_size"]
+        image, patch = to_2tuple(size), to_2tuple(side)
+        if any(length < own for length, own in zip(image, patch)):
+            raise ValueError(f"vision_cfg.image_size {size} is below the patch_size {side}: enlarge the image")
         if conv_stem and (len(set(patch)) > 1 or any(length % patch[0] for length in image)):
-            raise ValueError(f"a stem cuts image_size {given[0]} into square patches, and patch_size is {given[1]}")
+            raise ValueError(f"a stem cuts image_size {size} into square patches, and patch_size is {side}")
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
-                raise ValueError(
-                    f"vision_cfg.{key} does not go with [UNC]: leave it out, use encode_image(x, keep=...)"
-                )
+                remedy = "leave it out, use encode_image(x, keep=...)"
+                raise ValueError(f"vision_cfg.{key} does not go with [UNC]: {remedy}")
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
@@ -195,13 +179,9 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     @property
     def num_patches(self) -> int:
-        """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of its last tokens without the special ones."""
-        return self.num_patches
+    num_tokens = num_patches  # of its last tokens without the special ones
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
@@ -211,8 +191,8 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
 
-        The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
-        across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
+        The convolution has stride = kernel: a linear map of each unfolded patch. A convolutional stem looks across
+        patches: there the others are blanked and their tokens dropped afterwards.
         """
         if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
@@ -240,7 +220,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
     def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width); [UNC] is in neither."""
+        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width)."""
         patches = x[:, SPECIAL_TOKENS:]
         return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
 
@@ -276,25 +256,16 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
     Linear(UNC)), section 3.1.
 
-    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With
-    `mask_padding` the padding at the end of a text is hidden from every token, which costs a mask of
-    B * heads * (L + 2)^2 elements. `form="released"` repeats what the published weights were trained with: the log
-    variance is read from the projected mean, not from [UNC].
+    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. `mask_padding`
+    hides the padding at the end of a text from every token. `form="released"`: the log variance is read from the
+    projected mean, not from [UNC].
     """
 
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
     stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead
 
-    def __init__(
-        self,
-        *,
-        form: str = "paper",
-        mask_padding: bool = False,
-        init_unc_bias: float = -10.0,
-        init_unc_gain: float = 0.1,
-        **kwargs,
-    ):
+    def __init__(self, *, form="paper", mask_padding=False, init_unc_bias=-10.0, init_unc_gain=0.1, **kwargs: Any):
         needed = {"embed_cls": True, "no_causal_mask": True, "pool_type": "last", "proj_type": "linear"}
         for key, value in needed.items():
             if kwargs.setdefault(key, value) != value:
@@ -314,10 +285,8 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         self.train_uncertainty(unlocked_layers != 0)
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
-        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
-
-        Padding is the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text.
-        """
+        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden."""
+        # the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text
         place = torch.arange(text.shape[1], device=text.device)
         last = torch.where(text != self.pad_id, place, -1).amax(dim=1, keepdim=True)
         valid = nn.functional.pad(place <= last, (0, SPECIAL_TOKENS), value=True)
