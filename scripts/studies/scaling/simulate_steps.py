@@ -28,8 +28,7 @@ if str(ROOT / "src") not in sys.path:
 
 from prolip.data.config import chunks_ahead
 from prolip.plan import tables
-from prolip.plan.config import PlanConfig, read_flags
-from prolip.plan.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster
+from prolip.plan.config import GB, INTER_DELAY, INTRA_DELAY, Cluster, PlanConfig, read_flags
 from prolip.plan.phases import Pairs, Step
 from prolip.plan.plan import Plan, make_plan
 from prolip.utils import console

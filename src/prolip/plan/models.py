@@ -16,8 +16,7 @@ from prolip.losses.pairs import default_block
 from prolip.methods import find_method
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
-from prolip.plan.config import FLOAT, HALF, PlanConfig
-from prolip.plan.hardware import GB, Cluster
+from prolip.plan.config import FLOAT, GB, HALF, Cluster, PlanConfig
 from prolip.plan.tables import Rows, Value, size
 from prolip.uncertainty.token_stats import as_tokens
 from prolip.utils.flags import FlagError
@@ -37,16 +36,16 @@ class Pass(NamedTuple):
     hidden: float  # width of the MLP's hidden layer, a mean by tokens
     layers: int
     inputs: int  # elements that the first layer keeps
-    share: float  # rows per row of the batch
+    share: float = 1.0  # rows per row of the batch
 
 
-class Model(NamedTuple):
-    """Counts of a model; dim: of its embeddings; shapes: first dimension and elements of each parameter."""
+class ModelCount(NamedTuple):
+    """Counts of a model."""
 
     parameters: int
-    dim: int
+    dim: int  # of its embeddings
     passes: tuple[Pass, ...]
-    shapes: tuple[tuple[int, int], ...]
+    shapes: tuple[tuple[int, int], ...]  # first dimension and elements of each parameter
 
     def padded(self, gpus: int) -> int:
         """Elements that FSDP2 moves: it pads first dimensions to a multiple of the ranks."""
@@ -58,13 +57,13 @@ class Model(NamedTuple):
         return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
 
 
-def count_of_run(name: str, method: str, local_batch: int) -> Model:
+def count_of_run(name: str, method: str, local_batch: int) -> ModelCount:
     """Count a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
     model, (config, objective) = build(name), find_method(method)[:2]
     wanted = objective.encoder_passes(config(), local_batch, model)
     passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
     shapes = tuple((len(p) if p.ndim else 1, p.numel()) for p in model.parameters())
-    return Model(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
+    return ModelCount(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
 
 
 @lru_cache(maxsize=8)
@@ -81,7 +80,8 @@ def build(name: str) -> Any:
 @lru_cache(maxsize=32)
 def measure(name: str, kind: str, keep: int | None) -> Pass:
     """Measure one pass over one row: FLOPs by running it, tokens by each block's output, the MLP's hidden layer by the
-    widest input of a block's products."""
+    widest input of a block's products.
+    """
     model, seen = build(name), list[tuple[int, ...]]()
     tower = model.visual if kind == "image" else model.text
 
@@ -109,7 +109,7 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
     width, hidden = (sum(block[0] * block[i] for block in seen) / tokens for i in (1, 2))
     kept = pixels if keep is None or tower.has_reader else pixels * keep // model.num_patches
     title = kind if keep is None else f"masked {kind}"
-    return Pass(title, flops, tokens / len(seen), width, hidden, len(seen), kept, share=1.0)
+    return Pass(title, flops, tokens / len(seen), width, hidden, len(seen), kept)
 
 
 def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: int = FLOAT) -> float:
@@ -132,9 +132,9 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
-    The ring holds three text blocks (own, scored, in transit) and five accumulators (own, being filled, sent, received,
-    of the rows); gathering all texts, all their accumulators and that of the rows; one process two accumulators.
-    add_pairs on CUDA holds one (block, columns) matrix, the scaled rows and three numbers per column.
+    The ring holds three text blocks and five accumulators (own, being filled, sent, received, of the rows); gathering
+    all texts, all their accumulators and that of the rows; one process two accumulators. add_pairs on CUDA holds one
+    (block, columns) matrix, the scaled rows and three numbers per column.
     """
     gathered = exchange == "gather" and ranks > 1
     columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT
@@ -143,19 +143,18 @@ def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") ->
     return held + FLOAT * (rows * columns + rows * dim + 3 * columns)
 
 
-def memory(model: Model, config: PlanConfig, cluster: Cluster) -> Rows:
+def memory(model: ModelCount, config: PlanConfig, cluster: Cluster) -> Rows:
     """Bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views of its
-    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads."""
+    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads.
+    """
     half, gpus = FLOAT if config.precision == "fp32" else HALF, cluster.gpus
     local = config.global_batch_size // gpus
     micro = local / config.accum_freq  # only one micro-batch has its activations at a time
     weights = model.parameters * FLOAT / cluster.shards
     recompute = config.checkpoint_policy if config.grad_checkpointing else "none"
     # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
-    space = max(
-        micro * part.share * part.tokens * (half * (2 * part.hidden + part.width) + FLOAT * part.width)
-        for part in model.passes
-    )
+    blocks = [(p.share * p.tokens, half * (2 * p.hidden + p.width) + FLOAT * p.width) for p in model.passes]
+    space = max(micro * tokens * each for tokens, each in blocks)
     kinds = {
         "parameters": weights,
         "gradients" if config.fsdp else "gradients (DDP's buckets)": weights,

@@ -75,11 +75,7 @@ def test_a_new_model_has_the_papers_scale_bias_and_variances():
 
 @pytest.mark.parametrize(
     "name, near",
-    [
-        ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"),
-        ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"),
-        ("ViT-B-61", "ViT-B-16"),
-    ],
+    [("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-61", "ViT-B-16")],
 )
 def test_an_unknown_name_lists_the_near_ones(name, near):
     with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*{near}"):
@@ -251,10 +247,7 @@ def test_weights_that_are_not_there_are_said_before_a_model_is_built(monkeypatch
         (b"3", "got int"),
         (b'{"model_cfg": null}', "got NoneType"),
         (b"\xff\xfe\x00", "config.json is no JSON"),
-        (
-            b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}',
-            "vision_cfg is None: it should",
-        ),
+        (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg is None: it should"),
         (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: it should"),
     ],
 )

@@ -21,8 +21,7 @@ from prolip.losses import Matches, ppcl_over_ranks
 from prolip.losses.contrastive import GATHERED_BYTES
 from prolip.losses.exchanges import row_width
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from prolip.plan.config import FLOAT, HALF, PlanConfig
-from prolip.plan.hardware import build_cluster
+from prolip.plan.config import FLOAT, HALF, PlanConfig, build_cluster
 from prolip.plan.models import activations, count_of_run, loss_space, memory
 from prolip.plan.phases import phases, step_times
 from training.config import OptimConfig

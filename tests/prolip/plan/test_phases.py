@@ -13,8 +13,7 @@ import pytest
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
-from prolip.plan.config import PlanConfig
-from prolip.plan.hardware import build_cluster
+from prolip.plan.config import PlanConfig, build_cluster
 from prolip.plan.models import count_of_run
 from prolip.plan.phases import (
     BUFFER,

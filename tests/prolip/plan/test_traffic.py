@@ -19,8 +19,7 @@ from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import exchanges as real_ring
 from prolip.losses.exchanges import GRADIENT_TAG, TEXT_TAG, row_width, score_gathered
 from prolip.losses.pairs import Columns, Positives, WantedGradients, add_pairs, finish, zero_columns, zero_rows
-from prolip.plan.config import PlanConfig
-from prolip.plan.hardware import build_cluster
+from prolip.plan.config import PlanConfig, build_cluster
 from prolip.plan.models import count_of_run
 from prolip.plan.phases import BLOCK_KERNELS, LAUNCH, PAIR_VISITS, pairs, scoring, step_times
 
