@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from prolip.utils.late import late
-from prolip.utils.moved import Signpost
+from prolip.utils.moved import Signpost, late
 
 if TYPE_CHECKING:
     from prolip import losses, measures

@@ -29,7 +29,7 @@ from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, ow
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.uncertainty.openclip import FILE, PointModel, has_variances, with_variances
 from prolip.utils.documents import read_json
-from prolip.utils.late import late
+from prolip.utils.moved import late
 from prolip.utils.links import check_links
 
 RANDOM = "random"

@@ -1,7 +1,6 @@
 """Standard output and error that may fail without ending the process: a full disk, a closed pipe or terminal.
 
-Printed text is cleaned: control characters are escaped, and addresses are without secrets. No heavy import: a program
-guards its output before it loads torch.
+Printed text is without control characters and secrets. No heavy import: a program guards its output before torch.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class Undying(io.FileIO):
         self.owner = os.getpid()  # a forked child has the same object, and leaves the warning to its parent
 
     def write(self, data: Any) -> int:
-        """All of `data`, to the descriptor or to nowhere."""
         try:
             while (written := super().write(data)) is None:  # another program made the pipe non-blocking
                 select.select([], [self.fileno()], [])
@@ -85,13 +83,11 @@ class Cleaned:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """All of `text`, without control characters and secrets."""
         cleaned = text if MOVES.fullmatch(text) else STEERING.sub(escaped, secrecy.scrub(text, self.queries))
         self.stream.write(cleaned)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Each of the lines as `write` does it."""
         for line in lines:
             self.write(line)
 
@@ -113,8 +109,7 @@ def cleaning() -> Iterator[None]:
 def guard() -> None:
     """Let print, warnings, logs and the last flush survive a stdout or stderr that fails.
 
-    A stream that is closed from the start is opened to /dev/null, or the next file would get its descriptor. Characters
-    that cannot be encoded are escaped, and secrets in the addresses of the command line hidden.
+    A stream that is closed from the start is opened to /dev/null, or the next file would get its descriptor.
     """
     secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prolip.utils.late import late
+from prolip.utils.moved import late
 
 if TYPE_CHECKING:
     from prolip.corpora.emoji.evaluate import evaluate_corpus, gallery, recall_by_trace
