@@ -47,19 +47,13 @@ def without_data() -> Iterator[None]:
 
 @contextmanager
 def count_flops() -> Iterator[FlopCounterMode]:
-    """Count FLOPs inside, multiply and add apart: `get_total_flops()` of the yielded counter.
-
-    Attention runs as plain matrix products, because FlopCounterMode counts 0 for some fused kernels (the CPU's).
-    """
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    """Count FLOPs inside, multiply and add apart: `get_total_flops()` of the yielded counter."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # which counts 0 for fused kernels
         yield counter
 
 
 def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
-    """FLOPs of one row through an encoder of a model on the meta device whose parameters require no gradients.
-
-    NotImplementedError where a tower's path depends on values, as in text towers of transformers before 5.
-    """
+    """FLOPs of one row through an encoder of a model on the meta device whose parameters require no gradients."""
     try:
         with without_data(), count_flops() as counter:
             if kind == "text":

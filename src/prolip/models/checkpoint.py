@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from open_clip.convert import load_big_vision_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from prolip.gaussian import kind_of
 from prolip.models import diagnose
 from prolip.models.config import check_keys, is_reader
 from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES, is_run
-from prolip.models.openclip import OURS, from_openclip, openclip_view, to_openclip
+from prolip.models.openclip import OURS, from_openclip, to_openclip
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.utils.documents import read_json, shown
@@ -114,8 +113,6 @@ def load_checkpoint(
     weights are older. Raises `CheckpointError` naming every mismatch.
     """
     reads, path = is_reader(model.config), None if isinstance(source, Mapping) else Path(source)
-    if reads and path and path.suffix in (".npz", ".npy"):
-        return load_archive(model, path)
     place = path or "a state dict"
     given = read_state_dict(path, weights_only) if path else unwrap(source)
     own, kept = model.state_dict(), set[str]()
@@ -152,19 +149,6 @@ def load_checkpoint(
         *(", ".join(names) or "none" for names in (sorted(kept), resized, [x for x in given if x in ARCHIVE_EXTRAS])),
     )
     return LoadReport(tuple(sorted(kept)), tuple(resized))
-
-
-def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
-    """`load_checkpoint` of a big_vision archive, as SigLIP's weights are published."""
-    starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
-    try:
-        load_big_vision_weights(openclip_view(model), str(source))
-    except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
-        remedy = "give SigLIP's weights to the SigLIP model of their size"
-        raise CheckpointError(f"{source} is no big_vision archive of this model ({error}): {remedy}") from error
-    model.load_state_dict(starts, strict=False)
-    model.inherit()
-    return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
 
 
 def readers_beside(weights: Path) -> dict[str, Tensor]:
