@@ -53,10 +53,7 @@ class ModelCard:
     score: dict[str, Any] = field(default_factory=dict)  # `Score.to_dict` of its method's; empty: csd, of older files
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """The score of the model's method, or the one named.
-
-        ValueError for an unknown one, and for one that needs variances where the model has none.
-        """
+        """The score of the model's method, or the one named; ValueError for one that the model cannot have."""
         own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
         return choose_score(similarity, own, self.probabilistic, self.name)
 
@@ -166,9 +163,8 @@ class Embedder:
         return self.score.units
 
     def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
-        """Embed images as Gaussians (N, D): Pillow images, paths, URLs or bytes, as `prolip.open_image` takes them.
-
-        workers: threads that read and preprocess, default one per core but one.
+        """Embed images as Gaussians (N, D), from what `prolip.open_image` takes; workers: threads that read and
+        preprocess.
         """
         return _whole([z for _, z in self.stream(images, open_image, self.encode_image, batch_size, workers)], "image")
 
@@ -299,10 +295,7 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has; ValueError for others. auto: a GPU if there is one, or else the CPU.
-
-    "auto" and "cuda" are the GPU of this process's local rank.
-    """
+    """A device that this machine has; auto: a GPU if there is one, the local rank's, or else the CPU."""
     if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         device = f"cuda:{int(local) % count}"

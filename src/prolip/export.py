@@ -166,10 +166,7 @@ def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 def facts(model: Any) -> dict:
-    """What a caller needs besides the graphs: pixels, context, whether variances count, and the score.
-
-    logit_scale, logit_bias: of the csd similarity or the cosine alone; the other scores have them in `score`.
-    """
+    """What a caller needs besides the graphs: pixels, context, whether variances count, and the score."""
     inner = towers_of(model)
     score, probabilistic = own_score(model if isinstance(model, FittedCLIP) else inner)
     length, _, pad = text_input(model)

@@ -133,10 +133,7 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
 
 
 def flattening(transform: Compose) -> Compose:
-    """OpenCLIP's transform of Pillow images of any mode, which become RGB first, as those of training's files do.
-
-    OpenCLIP converts after resizing and drops transparency, which shows hidden colours.
-    """
+    """OpenCLIP's transform after a conversion to RGB, without which transparency would show hidden colours."""
     return Compose([as_rgb, *transform.transforms])
 
 
@@ -161,8 +158,5 @@ def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
-    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`.
-
-    Those of a ProLIP are `hf-hub:<org/name>`, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B.
-    """
+    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`."""
     return open_clip.list_pretrained(as_str)

@@ -21,9 +21,8 @@ def shares(own: Tensor) -> list[int]:
 
 
 def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
-    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank.
-
-    All ranks have to consume all of them. A rank holds its share, one block, and 8 bytes for each rank.
+    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank,
+    all of which have to consume all of them.
     """
     for source, count in enumerate(shares(own[0])):
         for start in range(0, count, BLOCK):

@@ -57,11 +57,10 @@ def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of `model`, and write the model with them into `folder`, in its own format:
-    ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
+    """Fit variances to `pairs`, embeddings of `model`, and write the model with them into `folder`, in its own format.
 
-    The model's files are replaced in one step. ValueError where a written OpenCLIP model would be read as another one,
-    and for pairs of another model; without a fingerprint their widths are compared.
+    ValueError where a written OpenCLIP model would be read as another one, and for pairs of another model; without a
+    fingerprint their widths are compared.
     """
     loaded, folder, remedy = (
         load_model(model, pretrained, tokenizer),
@@ -146,8 +145,7 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
     """ValueError unless a model's files `written` may go into this folder; ours: whether it is a ProLIP.
 
-    Refused are `source`, the folder of the original model, one with a model's files from elsewhere, and one on a disk
-    without room for the source's size.
+    Refused are `source`, the original model's folder, one with a model's files from elsewhere, and a disk without room.
     """
     read = [] if source is None else [source / name for name in FILES]
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
@@ -168,10 +166,7 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
 
 
 def means_fingerprint(loaded: Loaded) -> str:
-    """32 digits of all that a model's means depend on: weights, settings, preprocessing and tokenizer.
-
-    ValueError for a method whose own layers change the means: a model with fitted variances does not have them.
-    """
+    """32 digits of all that a model's means depend on; ValueError for a method whose own layers change the means."""
     network: Any = innermost(loaded.network)
     if not isinstance(network, ProLIP):
         return model_fingerprint(*loaded._replace(network=PointModel(network)))

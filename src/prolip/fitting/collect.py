@@ -56,10 +56,7 @@ class RankPart(NamedTuple):
 
 
 class Least:
-    """Holds the `most` images whose keys have the smallest checksums, in half precision.
-
-    With the `limit` of all ranks the sample is the same for any number of ranks.
-    """
+    """The `most` images whose keys have the smallest checksums, within the `limit` of all ranks, in half precision."""
 
     def __init__(self, most: int):
         self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
@@ -92,8 +89,7 @@ def embed_pairs(  # noqa: PLR0913, PLR0917
 ) -> Pairs:
     """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
 
-    model: fingerprint of its means; faults: counts what is left out. ValueError for a model without a logit scale, and,
-    before any work, for fewer than LEAST pairs in all.
+    model: fingerprint of its means. ValueError before any work for fewer than LEAST pairs in all.
     """
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale: only contrastive models can be fitted")
@@ -230,7 +226,7 @@ def embed_texts(  # noqa: PLR0913, PLR0917
 def embed_pool(part: RankPart, encode: Encode, tokenize: Tokenize, device: torch.device) -> UnpairedEmbeddings:
     """This rank's share of a pool, on `device`: the images of its part, and its texts that no earlier rank has.
 
-    encode: of `pool_encoder`. All ranks must call it. ValueError on all of them for fewer than two images or texts.
+    encode: of `pool_encoder`. All ranks must call it.
     """
     (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
     images, texts = image_rows.argsort(), text_rows.argsort()

@@ -108,9 +108,8 @@ def load_checkpoint(
 
     source: a file or a state dict; with OpenCLIP's weights readers keep their initial values. image_grid: rows and
     columns of patches that the weights were trained with; without, those of the model if there are as many, else a
-    square. The method's parts keep their initial values, as does `ProLIP.own_starts`, where the weights are of another
-    method, and then begin with `ProLIP.inherit`; a whole part beside the towers and YOUNGER tensors do so where the
-    weights are older. Raises `CheckpointError` naming every mismatch.
+    square. The method's parts keep their initial values where the weights are of another method, and then begin with
+    `ProLIP.inherit`; whole new parts and YOUNGER tensors do so where the weights are older.
     """
     reads, path = is_reader(model.config), None if isinstance(source, Mapping) else Path(source)
     place = path or "a state dict"

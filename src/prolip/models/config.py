@@ -240,7 +240,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
 
     They were trained with SigLIP's vocabulary, pad = end = 1 and [MASK] = 32000 (absent from smaller ones), and its
-    cleaning, lower case without punctuation; their configuration names neither. [CLS] is pooled, whatever it says.
+    cleaning; their configuration names neither. [CLS] is pooled, whatever it says.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
     for key in ("output_dict", "cast_dtype"):  # of the class that was published, not of the model
@@ -264,10 +264,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with every default of ours filled in, JSON-able.
-
-    ValueError naming the key for unknown keys, values of a wrong type or beyond bounds, and towers that are too large.
-    """
+    """The configuration with all our defaults filled in, JSON-able; ValueError naming the key that does not fit."""
     if not isinstance(config, Mapping):
         raise ValueError(f"the model configuration is {shown(config)}: give name -> value")
     check_tree(config)
@@ -281,13 +278,9 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     else:
         checked = check(ProLIPRules, out)
         out.pop("custom_text", None)
-    for block, foreign in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_model_name")):
-        tower = getattr(checked, block)
-        if not reads:
-            _check_tower(block, tower)
-        if getattr(tower, foreign) is None and isinstance(tower.layers, int):  # a ResNet has a list of them
-            _check_width(block, tower)
-    (_check_reader if reads else _check_own)(checked)
+    check_towers(checked, reads)
+    if not reads:
+        _check_own(checked)
     check_size(checked)
     out["quick_gelu"] = bool(checked.quick_gelu)
     out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
@@ -312,7 +305,9 @@ def add_readers(config: dict[str, Any]) -> None:
     dim, text = check(OpenCLIPRules, without_nones(config)).embed_dim, config["text_cfg"]
     if name := text.get("hf_model_name"):
         text["vocab_size"] = transformers_config(name)["vocab_size"]
-    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1, "pad_token_id": padding(text)}
+    name = str(text.get("hf_tokenizer_name") or "").lower()  # its configuration does not name the padding
+    pad = any(part in name for part in ("siglip", "xlm", "roberta", "nllb")) and "siglip2" not in name
+    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1, "pad_token_id": int(pad)}
     config |= {"custom_text": True, "prolip_cfg": own}
 
 
@@ -323,13 +318,6 @@ def transformers_config(name: str) -> dict[str, Any]:
         known = ", ".join(sorted(place.name for place in TRANSFORMERS.iterdir()))
         raise ValueError(f"text_cfg.hf_model_name is {shown(name)}: text towers of transformers are {known}")
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def padding(text: Mapping[str, Any]) -> int:
-    """The id that fills up texts of an OpenCLIP text tower, which its configuration does not name."""
-    name = str(text.get("hf_tokenizer_name") or "").lower()
-    ones = ("siglip", "xlm", "roberta", "nllb")
-    return int(any(part in name for part in ones) and "siglip2" not in name)
 
 
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,20 +331,27 @@ def check_openclip(config: Mapping[str, Any]) -> None:
     check_size(check(OpenCLIPRules, without_nones(config)))
 
 
-def _check_reader(checked: Any) -> None:
-    """Refuse options of our own towers."""
-    for key in ("conv_stem", "mask_padding"):
+def check_towers(checked: Any, reads: bool) -> None:
+    """Refuse what our own towers do not have, or what only they have; and widths that cannot be built."""
+    for key in ("conv_stem", "mask_padding") if reads else ():
         if getattr(checked.prolip_cfg, key):
             raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
-
-
-def _check_tower(block: str, tower: Any) -> None:
-    """Refuse towers other than OpenCLIP's transformers."""
-    for key, field in type(tower).model_fields.items():
-        if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
-            raise ValueError(f"{block}.{key}: towers with [UNC] do not have it; give width, layers, heads")
-    if isinstance(tower.layers, list):
-        raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: give a transformer's number")
+    for block, foreign, divisor in (
+        ("vision_cfg", "timm_model_name", "head_width"),
+        ("text_cfg", "hf_model_name", "heads"),
+    ):
+        tower = getattr(checked, block)
+        for key, field in () if reads else type(tower).model_fields.items():
+            if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
+                raise ValueError(f"{block}.{key}: towers with [UNC] do not have it; give width, layers, heads")
+        if isinstance(tower.layers, list) and not reads:
+            raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: give a transformer's number")
+        if getattr(tower, foreign) is not None or isinstance(tower.layers, list):
+            continue
+        if tower.width % (parts := getattr(tower, divisor)):
+            raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
+        if tower.width * tower.mlp_ratio < 1:
+            raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
 
 
 def _check_own(checked: Any) -> None:
@@ -372,15 +367,6 @@ def _check_own(checked: Any) -> None:
         raise ValueError(f"prolip_cfg has token id {most}, but text_cfg.vocab_size is {text.vocab_size}: enlarge it")
     if "pad_id" in text.model_fields_set and text.pad_id != own.pad_token_id:
         raise ValueError(f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {own.pad_token_id}: drop one")
-
-
-def _check_width(block: str, tower: Any) -> None:
-    """Refuse a transformer whose width its heads do not divide, or without a hidden unit."""
-    divisor = "head_width" if block == "vision_cfg" else "heads"
-    if tower.width % (parts := getattr(tower, divisor)):
-        raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
-    if tower.width * tower.mlp_ratio < 1:
-        raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
 
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

@@ -96,22 +96,19 @@ class GeneralisedPooling(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def weights(self, tokens: int, counts: Tensor) -> Tensor:
-        """How much the k-th largest of n values counts, for each n of (N, 1) whole numbers: (N, tokens), 0 past n.
-
-        The forward pass over the positions is the same for all n; backward ones begin at each row's own last.
-        """
+        """How much the k-th largest of n values counts, for each n of (N, 1) whole numbers: (N, tokens), 0 past n."""
         places = torch.arange(tokens, device=counts.device)
         positions = sinusoids(tokens, self.score.in_features, counts.device).to(self.score.weight.dtype)
         turned = (counts - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
+        # over the numbers of tokens that there may be, not over rows: the forward pass is the same for all
         ahead, back = self.forward_gru(positions.unsqueeze(0))[0], self.backward_gru(positions[turned])[0]
         back = back.gather(1, turned.unsqueeze(2).expand_as(back))
         score = self.score((ahead + back) / 2).squeeze(2) / TEMPERATURE
         return score.masked_fill(places >= counts, -torch.inf).softmax(1)
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Token features (B, K, D), and which of them count, (B, K) booleans (all; at least one a row) -> (B, D).
-
-        float32 whatever the autocast dtype. The GRUs run over the K numbers of tokens that there may be, not over rows.
+        """Token features (B, K, D), and which of them count, (B, K) booleans (all; at least one a row) -> (B, D),
+        float32.
         """
         x = upcast(features).mT.contiguous()
         with torch.no_grad():

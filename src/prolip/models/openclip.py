@@ -27,8 +27,7 @@ def openclip_view(model: Any) -> SimpleNamespace:
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated.
 
-    Interpolated here are positions that OpenCLIP's `resize_pos_embed` skips, of timm's towers and of a ResNet's pool;
-    and those of texts with [CLS], whose position it takes for a word's.
+    Besides what OpenCLIP's `resize_pos_embed` does: those of timm's towers, of a ResNet's pool, of texts with [CLS].
     """
     view: Any = openclip_view(model)
     found = convert_state_dict(view, dict(state))

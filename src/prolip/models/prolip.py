@@ -88,10 +88,7 @@ class ProLIP(nn.Module):
         self.own_starts: frozenset[str] = frozenset()  # and of those that it gave another start
 
     def extend(self, add: Callable[[ProLIP], Any]) -> None:
-        """Let a method add modules, once. add: returns the names of parameters with a start of its own, or None.
-
-        Weights of other methods do not replace these, nor variances of another width.
-        """
+        """Let a method add modules, once. add: returns the names of parameters with a start of its own, or None."""
         before = self.state_dict()
         own = add(self) or ()
         after = self.state_dict()
@@ -126,8 +123,7 @@ class ProLIP(nn.Module):
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
 
-        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing. Raises TypeError and
-        ValueError for other inputs and for NaN, and warns of floats that were not normalised.
+        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing.
         """
         check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
         if image.dtype == torch.uint8:
@@ -228,7 +224,7 @@ class ProLIP(nn.Module):
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
     """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
-    position embeddings unless `pure`, and a method's parts. Norms that accept both need `low_precision=True`.
+    position embeddings unless `pure`, and a method's parts.
     """
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
     depths = model.depths()

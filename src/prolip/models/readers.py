@@ -31,10 +31,8 @@ from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_nor
 from prolip.models.inputs import check_images, check_keep, check_texts
 from prolip.uncertainty.token_stats import blocks_of, first_tokens
 
-#: Greatest inner width of a reader and width of its heads.
-INNER, HEAD = 512, 64
-#: Sides of the squares that masked views blank: the first that divides the image.
-SQUARES = (32, 16, 14)
+INNER, HEAD = 512, 64  # greatest inner width of a reader, width of its heads
+SQUARES = (32, 16, 14)  # sides of the squares that masked views blank: the first that divides the image
 #: Names of parameters before the blocks.
 STEM = re.compile(
     r"(^|\.)(conv[123]|bn[123]|class_embedding|positional_embedding|ln_pre|token_embedding|cls_emb|embeddings"
@@ -265,7 +263,13 @@ class ReaderTextTower(ReaderTower):
 def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTextTower, dict[str, nn.Module]]:
     """Both towers of a complete configuration, and CoCa's decoder, frozen, where the model has one."""
     model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
-    image = ReaderImageTower(model.visual, dim, own, token_sizes(config))
+    tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
+    with torch.device("meta"), torch.no_grad():  # the sizes of the image reader's tokens
+        visual: Any = openclip_model({**config, "text_cfg": tiny}).visual.eval()
+        with first_tokens(visual) as taken:
+            before = image_parts(visual, torch.empty(1, 3, *to_2tuple(visual.image_size)))[1].before
+    assert before is not None
+    image = ReaderImageTower(model.visual, dim, own, (*before.shape[1:], taken[0].shape[2]))
     text = ReaderTextTower(model.text, dim, own, config["text_cfg"].get("context_length", 77))
     others = {name: part for name, part in model.named_children() if name not in ("visual", "text")}
     return image, text, {name: part.requires_grad_(False) for name, part in others.items()}
@@ -294,18 +298,6 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
     found = tower.forward_intermediates(ids, indices=min(2, len(blocks_of(tower))), output_fmt="NLC")
     levels = found["text_intermediates"]
     return found["text_features"], Tokens(levels[-1], own_words(ids, pad_id), before=levels[0])
-
-
-def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Number and width of the image reader's tokens, and width of the first block's, by a pass on the meta device."""
-    tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
-    with torch.device("meta"), torch.no_grad():
-        tower: Any = openclip_model({**config, "text_cfg": tiny}).visual.eval()
-        with first_tokens(tower) as taken:
-            before = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before
-        assert before is not None
-        _, count, width = before.shape
-        return count, width, taken[0].shape[2]
 
 
 def tower_depths(tower: Any) -> dict[str, int]:

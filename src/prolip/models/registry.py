@@ -151,10 +151,7 @@ def config_beside(weights: Path) -> dict[str, Any]:
 
 
 def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """ValueError for weights trained with another forward pass, as their own configuration says, unless `chosen`.
-
-    The shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong.
-    """
+    """ValueError for weights trained with another forward pass, although they may fit, unless the pass is `chosen`."""
     trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
     if is_released(theirs) or theirs.get("prolip_cfg"):
         trained["forward"] = "released" if is_released(theirs) else theirs["prolip_cfg"].get("forward", "paper")
@@ -205,9 +202,8 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
 
 
 def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The local folder with those files that `repo` has of the first group of names of which it has any.
-
-    The cache is asked before the hub. HubFileNotFoundError if there is none of any group.
+    """The local folder with those files that `repo` has of the first group of names of which it has any, the cache
+    first.
     """
     from huggingface_hub import snapshot_download  # late: it takes a second
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -50,10 +50,7 @@ def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
 
 
 def cut(texts: Iterable[str], length: int) -> list[str]:
-    """The beginnings of texts that become `length` ids, as cleaning and encoding take time for each letter.
-
-    Texts of ordinary words keep their ids: 32 letters per id are left.
-    """
+    """The beginnings of texts that become `length` ids: cleaning and encoding take time for each letter."""
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
 
@@ -145,16 +142,14 @@ def read_folder(folder: Path, **options: Any) -> HFTokenizer:
 
 
 class BPETokenizer(SimpleTokenizer):
-    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0.
-
-    unseen_id: an id absent from texts in small letters, by which PCME++'s released code masks CLIP's words; else None.
-    """
+    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
 
     pad_token_id = 0
 
     def __init__(self, context_length: int, **kwargs: Any):
         super().__init__(context_length=context_length, **kwargs)
         self.eos_token_id = self.eot_token_id
+        # absent from texts in small letters: PCME++'s released code masks CLIP's words with it
         self.unseen_id = None if kwargs.get("clean") == "whitespace" else self.encoder["M"]
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:

@@ -23,8 +23,8 @@ SPECIAL_TOKENS = 2
 class ConvStem(nn.Sequential):
     """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
-    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm, not BatchNorm: a row's tokens
-    depend on that row alone, so ranks and micro-batches stay exact.
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm keeps ranks and micro-batches
+    exact.
     """
 
     def __init__(self, width: int, patch_size: int):
@@ -189,16 +189,13 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         self.train_uncertainty(unlocked_groups != 0)
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
-
-        The convolution has stride = kernel: a linear map of each unfolded patch. A convolutional stem looks across
-        patches: there the others are blanked and their tokens dropped afterwards.
-        """
+        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width)."""
         if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
         if keep is not None and isinstance(self.conv1, ConvStem):
             tokens = self.conv1(blank_others(x, keep, self.grid_size, self.patch_size)).flatten(2).transpose(1, 2)
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        # stride = kernel: a linear map of each unfolded patch
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)

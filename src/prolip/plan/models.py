@@ -130,11 +130,9 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
 
 
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
-    """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
-
-    The ring holds three text blocks and five accumulators (own, being filled, sent, received, of the rows); gathering
-    all texts, all their accumulators and that of the rows; one process two accumulators. add_pairs on CUDA holds one
-    (block, columns) matrix, the scaled rows and three numbers per column.
+    """Bytes of PPCL on one rank beyond its inputs. The ring holds three text blocks and five accumulators; gathering
+    all texts, all their accumulators and that of the rows; one process two accumulators. Pairs take one (block,
+    columns) matrix, the scaled rows and three numbers per column.
     """
     gathered = exchange == "gather" and ranks > 1
     columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT

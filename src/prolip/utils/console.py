@@ -131,10 +131,7 @@ def guard() -> None:
 
 
 def command(main: Callable[[], object]) -> NoReturn:
-    """Run a command whose result is its output, and end the process with the exit code of `main`.
-
-    A reader that leaves (`| head`) is no error; output that could not be written for another reason is.
-    """
+    """Run a command whose result is its output; end the process with the exit code of `main`. `| head` is no error."""
     guard()
     try:
         code = main()

@@ -27,10 +27,11 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy.
+    """argparse without abbreviations, whose errors are exceptions with a remedy; an action's `least` is its smallest
+    number.
 
-    retired: former flags and those of other programs, without dashes -> what to type; `*` ends a prefix; "": the remedy
-    for a word that belongs to no flag. An action's `least` is the smallest number it takes.
+    retired: flags of before and of other programs, without dashes -> what to type; `*` ends a prefix; "": the remedy
+    for a word that belongs to no flag.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
@@ -121,11 +122,7 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
 
 
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
-    """One argument group for a dataclass, one flag for each of its fields but those left out.
-
-    Destinations are `section.field`; flags not given leave no value, as a config file comes between the dataclass's
-    default and the command line.
-    """
+    """One argument group for a dataclass, one flag for each of its fields; flags not given leave no value."""
     # a dataclass without a docstring of its own gets its signature as one
     text = "" if (config.__doc__ or "").startswith(f"{config.__name__}(") else inspect.getdoc(config) or ""
     group = parser.add_argument_group(section, re.split(r"(?<=\.)\s", text.replace("\n", " "))[0])
@@ -141,9 +138,8 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
 
 
 def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
-    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict.
-
-    also: pattern of other words.
+    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict. also:
+    pattern of other words.
     """
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)

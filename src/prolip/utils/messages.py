@@ -92,10 +92,7 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Put the flag that was typed before the message of an error about its value, which may begin with it quoted.
-
-    Messages that begin with a flag stay.
-    """
+    """Put the flag that was typed before the message of an error about its value, which may begin with it quoted."""
     try:
         yield
     except (OSError, ValueError, ImportError) as error:

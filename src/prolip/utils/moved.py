@@ -69,8 +69,7 @@ MOVED = {
 def late(package: str, places: Mapping[str, str], moved: Mapping[str, str] = {}) -> Callable[[str], Any]:
     """The `__getattr__` of a package or module.
 
-    places: name -> module of the package that has it, "" for a module itself; moved: former name -> its new one, which
-    ImportError gives.
+    places: name -> module of the package that has it, "" for a module itself; moved: former name -> its new one.
     """
 
     def find(name: str) -> Any:

@@ -59,7 +59,7 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds.
 
-    Folders above it are made. The target of a link is replaced, the link stays. A pipe or device is yielded itself.
+    The target of a link is replaced, the link stays. A pipe or device is yielded itself.
     """
     if _is_stream(target):
         with _told(target):
@@ -84,9 +84,8 @@ def replacing(target: Path) -> Iterator[Path]:
 def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
     """Yield an empty folder beside `target`; sync it and put it in the place of `target` when the block succeeds.
 
-    Former entries are deleted then, but for the names that are `kept`, which the new folder gets as hard links. In a
-    folder that cannot be renamed (a mount point, the current folder) entries are replaced one by one: a kill leaves a
-    part.
+    Former entries are deleted then, but for the names that are `kept`. In a folder that cannot be renamed (a mount
+    point, the current folder) entries are replaced one by one: a kill leaves a part.
     """
     target = Path(os.path.realpath(target))
     if target.exists() and not target.is_dir():
@@ -218,9 +217,8 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """Lock a file for this process until the returned one is closed; None where it is locked.
-
-    The file holds its owner and the time. On a file system without locks nothing is locked.
+    """Lock a file for this process until the returned one is closed; None where it is locked. It holds its owner and
+    the time.
     """
     file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held as long as its user wants
     try:

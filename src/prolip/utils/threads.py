@@ -54,10 +54,7 @@ def default_workers() -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process and its workers open as many files as its hard limit allows: each of a worker's tensors is one.
-
-    Workers x chunks ahead x 2, or x 4 with known matches; the usual soft limit is 1,024.
-    """
+    """Let this process and its workers open as many files as its hard limit allows: each tensor of a worker is one."""
     with suppress(ImportError, ValueError, OSError):  # Windows; a system may refuse a soft limit without end
         import resource
 

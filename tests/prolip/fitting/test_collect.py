@@ -22,7 +22,6 @@ from prolip.fitting.collect import (
     embed_pool,
     embed_texts,
     join,
-    join_ids,
 )
 from prolip.ranks import everywhere
 from training.hooks import least_of
@@ -142,19 +141,6 @@ def test_a_tower_without_first_tokens_keeps_none():
 def test_nothing_to_fit_to_is_an_error():
     with pytest.raises(ValueError, match="no image was found in the data"):
         join([embed_images([], encode)])
-
-
-def test_shorter_batches_of_ids_are_filled_with_padding_and_not_with_the_first_texts_end():
-    """The first text of a batch may fill its context, and end in an id that is no padding."""
-
-    def tokenize(texts):
-        longest = max(map(len, texts), default=0) + 1
-        return torch.tensor([[*map(ord, text), 7, *[0] * longest][: max(longest, 2)] for text in texts])
-
-    first, second = tokenize(["abcd", "e"]), tokenize(["wx", "yz"])
-    assert first[0, -1] == second[0, -1] == 7
-    joined = join_ids([first, second], tokenize)
-    assert joined.tolist() == [[97, 98, 99, 100, 7], [101, 7, 0, 0, 0], [119, 120, 7, 0, 0], [121, 122, 7, 0, 0]]
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor
 import prolip
 from prolip.models import readers
 from prolip.models.checkpoint import CheckpointError, save_pretrained
-from prolip.models.readers import Reader, openclip_model
+from prolip.models.readers import VarianceReader, openclip_model
 
 LABELS = 100
 #: Image towers that take long.
@@ -171,7 +171,7 @@ def big_vision(model) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("width", [48, 200])
 def test_a_reader_is_cross_attention_whose_query_is_unc(width):
-    reader = Reader(width, 32, -10.0, 1.0)
+    reader = VarianceReader(width, 32, -10.0, 1.0)
     tokens, mean = torch.randn(3, 7, width, requires_grad=True), torch.randn(3, 32, requires_grad=True)
     valid = torch.arange(7) < torch.tensor([[7], [3], [1]])
 
