@@ -6,7 +6,6 @@ Generated: one key of a real configuration gets a strange value, or the file is 
 
 import copy
 import json
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -185,19 +184,6 @@ def try_one(folder, seed):
 def test_sixty_generated_configurations_build_or_are_refused_in_a_line(tmp_path):
     verdicts = Counter(try_one(tmp_path, seed) for seed in range(60))
     assert verdicts["refused"] > 30 and verdicts["built"] > 5, verdicts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_a_thousand_generated_configurations(tmp_path, part):
-    verdicts = Counter(try_one(tmp_path, seed) for seed in range(1000 + 200 * part, 1200 + 200 * part))
-    assert verdicts["refused"] > 100 and verdicts["built"] > 20, verdicts
-
-
-def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(FileNotFoundError, match="no configuration in"):
-        prolip.create_model(f"local-dir:{tmp_path}")
 
 
 @pytest.mark.parametrize(

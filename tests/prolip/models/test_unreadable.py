@@ -9,7 +9,6 @@ import collections
 import io
 import json
 import os
-import pickle
 import random
 import re
 import shutil
@@ -22,7 +21,7 @@ import torch
 import prolip
 from prolip.corpora.emoji.report.runs import read as read_run
 from prolip.embedder import Embedder
-from prolip.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.models.checkpoint import CheckpointError, read_state_dict, save_pretrained
 from prolip.models.diagnose import is_run
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
@@ -150,24 +149,6 @@ def test_the_command_for_a_checkpoint_with_foreign_objects_makes_a_file_that_loa
     exec(command, {})
     assert all(torch.equal(value, state[name]) for name, value in read_state_dict(plain).items())
     assert read_state_dict(tmp_path / "theirs.pt", weights_only=False).keys() == state.keys()
-
-
-def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
-    (tmp_path / "a.pt").write_bytes(pickle.dumps({"state_dict": Trap(tmp_path / "made")}))
-    with pytest.raises(CheckpointError, match="Python|pickle"):
-        read_state_dict(tmp_path / "a.pt")
-    assert not (tmp_path / "made").exists()
-
-
-def test_nested_containers_and_prefixes_are_taken_off():
-    state = {f"module._orig_mod.{name}": value for name, value in prolip.create_model(NAME).state_dict().items()}
-    for wrapped in ({"model": {"state_dict": state}}, {"state_dict": {"model": state, "epoch": 3}}):
-        load_checkpoint(prolip.create_model(NAME), wrapped)
-
-
-def test_names_of_transformers_are_recognised():
-    with pytest.raises(CheckpointError, match="these are names of transformers' CLIP: give OpenCLIP's weights"):
-        load_checkpoint(prolip.create_model(NAME), {"vision_model.a": torch.zeros(1), "text_model.b": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("seed", range(30))

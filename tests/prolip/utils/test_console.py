@@ -196,19 +196,5 @@ def test_names_from_data_do_not_steer_a_terminal(capsys):
     assert console.plain("a\nb\tc\rd\x1b") == "a\\nb\\tc\\rd\\x1b"
 
 
-def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(raising, capsys):
-    before = sys.stdout, sys.stderr
-    assert raising(ValueError("\x1b[31m https://u:SECRET@h/x?id=3")) == [2] and (sys.stdout, sys.stderr) == before
-    printed = capsys.readouterr()
-    assert printed.out == "https://h/x?id=3\n" and printed.err == "error: \\x1b[31m https://h/x\n"
-
-
-def test_an_error_is_one_line_whatever_names_it_holds(raising, capsys):
-    name = "a\nb\x1b[31m\udcff.png"
-    for error in (ValueError(f"no {name}"), OSError(f"no {name}")):
-        assert raising(error) == [2] and capsys.readouterr().err == "error: no a\\nb\\x1b[31m\\udcff.png\n"
-    assert console.one_line(KeyError(f"no {name}")) == "no a\\nb\\x1b[31m\\udcff.png"
-
-
 def test_an_error_that_lists_what_differs_keeps_its_lines():
     assert console.one_line(CheckpointError("sizes differ:\n  a\n  b")) == "sizes differ:\n  a\n  b"
