@@ -232,12 +232,3 @@ def test_names_of_models_and_tokenizers_run_nothing(canary):
         with pytest.raises((OSError, ValueError)):
             prolip.get_tokenizer("ProLIP-ViT-test", tokenizer=address)
     assert not canary.exists()
-
-
-def test_the_benchmark_gets_no_address_that_a_shell_would_act_on(canary):
-    command = import_module("prolip.evaluation.clip_benchmark.command")
-    for address in ("http://host/a';touch {};'", "$(touch {})", "`touch {}`", "x::pipe:touch {}", "a|touch {}"):
-        for dataset in ("wds/x", "imagenet-a"):
-            with pytest.raises(ValueError, match=f"{canary}.*hands addresses to a shell"):
-                command.root_of(Namespace(dataset=dataset, dataset_root=address.format(canary)))
-    assert not canary.exists()

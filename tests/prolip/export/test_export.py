@@ -170,21 +170,3 @@ def test_what_is_no_model_is_refused_in_words(tmp_path):
     with pytest.raises(TypeError, match="the model is a int: give a name"):
         export.load(5)
     assert not (tmp_path / "out").exists()
-
-
-def test_points_that_are_no_gaussians_are_not_exported(tmp_path):
-    """Two points (2, D) are no pair of a mean and a log variance."""
-
-    class Points(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.visual = torch.nn.Linear(3 * 4 * 4, 5)
-            self.visual.image_size = 4
-
-        def encode_image(self, x):
-            return self.visual(x.flatten(1))
-
-        encode_text = encode_image
-
-    with pytest.raises(ValueError, match="no Gaussian: load it by prolip.export.load"):
-        export_program(ImageEncoder(Points()))

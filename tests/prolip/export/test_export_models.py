@@ -98,21 +98,6 @@ def test_openclips_models_are_exported_with_and_without_variances(fitted, tmp_pa
     assert log_var.isfinite().all() if fitted else torch.isneginf(log_var).all()
 
 
-@pytest.mark.slow
-def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_path):
-    """One that was made for two rows alone."""
-    encoder = ImageEncoder(create_model("ProLIP-ViT-test").eval())
-    two, names = encoder.example(2), {"input_names": ["image"], "output_names": list(export.OUTPUTS)}
-    with evaluating(encoder, "cpu"):
-        fixed = torch.export.export(encoder, (two,), strict=False)
-    graph = torch.onnx.export(fixed, dynamo=True, verbose=False, **names)
-    graph.save(tmp_path / "image.onnx")
-    run = export.runner(tmp_path / "image.onnx", "image")
-    assert len(run(two)) == 2
-    with pytest.raises(ValueError, match="onnxruntime does not run .*image.onnx with 3 rows .*--format pt2"):
-        run(encoder.example(3))
-
-
 def test_a_tower_that_is_no_graph_is_refused_in_words(tmp_path, capsys, monkeypatch):
     class Odd(ImageEncoder):
         def forward(self, image):

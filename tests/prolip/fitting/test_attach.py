@@ -12,7 +12,6 @@ import open_clip
 import pytest
 import torch
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import prolip
@@ -30,7 +29,6 @@ from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
-from prolip.uncertainty.openclip import FILE, FittedCLIP
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -156,31 +154,6 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     for one, other in zip(fitted.reader.evidence(mean), embedder.reader.evidence(mean)):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     assert torch.equal(fitted.reader.ambiguity(mean), embedder.reader.ambiguity(mean))
-
-
-def without_novelty(path: Path) -> None:
-    """A file as it was before there was novelty."""
-    with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
-    if "parts" in facts:
-        parts = json.loads(facts["parts"])
-        facts["parts"] = json.dumps({side: parts[side] for side in ("image", "text")})
-    save_file({name: x for name, x in load_file(path).items() if "novelty." not in name}, path, facts)
-
-
-def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
-    old = shutil.copytree(pair[1], tmp_path / "old")
-    without_novelty(old / (FILE if (old / FILE).exists() else "model.safetensors"))
-    embedder, new = (Embedder.load(f"local-dir:{folder}") for folder in (old, pair[1]))
-    pixels = images_of(f"local-dir:{old}")[:8]
-    assert embedder.novelty is None and new.novelty is not None
-    assert embedder.text_novelty is None and new.text_novelty is not None
-    assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
-    tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if "_first" not in name}
-    save_file(tensors, old / "pairs.safetensors")
-    fit(old, tmp_path / "fitted", "--pairs", old / "pairs.safetensors")
-    again = Embedder.load(f"local-dir:{tmp_path}/fitted")
-    assert again.novelty is None and again.text_novelty is None
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
@@ -312,21 +285,6 @@ def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(
     assert (tmp_path / file).read_text() == '{"architectures": ["BertModel"]}' and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_folder_with_the_other_kind_of_model_is_refused_and_one_of_the_same_kind_is_not(pair, tmp_path, capsys):
-    ours = (pair[0] / "config.json").exists()
-    pairs = ["--pairs", str(pair[1] / "pairs.safetensors"), *SMALL]
-    same = shutil.copytree(pair[1], tmp_path / "same")
-    assert main(["--model", f"local-dir:{pair[0]}", *pairs, "--output", str(same)]) == 0
-    other = tmp_path / "other"
-    if ours:
-        other.mkdir()
-        (other / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
-    else:
-        save_pretrained(prolip.create_model("ProLIP-ViT-test"), other)
-    capsys.readouterr()
-    assert "files of another model" in refused(capsys, "--model", f"local-dir:{pair[0]}", *pairs, "--output", other)
-
-
 def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, capsys):
     before, after = pair
     other = shutil.copytree(before, tmp_path / "other")
@@ -356,30 +314,3 @@ def test_a_method_whose_own_layers_change_the_means_is_refused(tmp_path, capsys,
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme"}), tmp_path / "model")
     said = refused(capsys, "--model", f"local-dir:{tmp_path}/model", *DATA, "--output", tmp_path / "out")
     assert "the method pcme has layers of its own" in said
-
-
-def test_a_fit_that_ends_early_leaves_the_files_of_openclip_as_they_were(pair, tmp_path, monkeypatch):
-    if (pair[0] / "config.json").exists():
-        pytest.skip("one of ours is one file")
-    folder = shutil.copytree(pair[1], tmp_path / "fitted")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    words = [
-        "--model",
-        f"local-dir:{pair[0]}",
-        "--pairs",
-        str(pair[1] / "pairs.safetensors"),
-        *SMALL,
-        "--seed",
-        "3",
-        "--output",
-        str(folder),
-    ]
-
-    def stop(model, place):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FittedCLIP, "save", stop)
-    with pytest.raises(KeyboardInterrupt):
-        main(words)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["fitted"]

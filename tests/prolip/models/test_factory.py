@@ -200,23 +200,6 @@ def test_a_hub_name_may_be_given_as_pretrained_and_openclips_file_comes_before_i
     assert torch.equal(made.visual.proj, source.visual.proj)
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"[]", "config.json holds no model configuration: got list, want an object"),
-        (b"3", "got int"),
-        (b'{"model_cfg": null}', "got NoneType"),
-        (b"\xff\xfe\x00", "config.json is no JSON"),
-        (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg is None: it should"),
-        (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: it should"),
-    ],
-)
-def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, message):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        prolip.create_model(f"local-dir:{tmp_path}")
-
-
 def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants a folder with config.json"):
         prolip.create_model(f"local-dir:{tmp_path}/absent")
@@ -297,22 +280,6 @@ def test_a_zero_shot_classifier_is_a_gaussian_per_class(model, tokenizer, batch)
     assert measures.pairwise_csd_similarity(image, classes).shape == (2, 3)
 
 
-@pytest.mark.parametrize(
-    "names, templates, message",
-    [
-        ("cat", TWO_TEMPLATES, "classnames are a str, want a list"),
-        ([], TWO_TEMPLATES, "classnames are a list of nothing"),
-        ([["cat", "kitten"]], TWO_TEMPLATES, "class_gaussians` takes synonyms"),
-        (CLASSES, "a {}", "templates are 'a {}': give a list"),
-        (CLASSES, [], "give a list with at least one"),
-        (CLASSES, ["a photo"], "no place for the class"),
-    ],
-)
-def test_classes_and_templates_that_are_none_are_refused(model, tokenizer, names, templates, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        prolip.build_zero_shot_classifier(model, tokenizer, names, templates)
-
-
 def test_names_without_a_door_say_what_to_write():
     with pytest.raises(NotImplementedError, match=r"prolip.get_tokenizer\(<model name>\)"):
         prolip.tokenize(["a cat"])
@@ -359,22 +326,11 @@ def test_features_are_not_normalised_again(model):
         features @ features.T
 
 
-EVERY = open_clip.list_models()
-FEW = (
-    "RN50",
-    "ViTamin-S",
-    "MobileCLIP-S1",
-    "convnext_base",
-    "coca_ViT-B-32",
-    "EVA02-B-16",
-    "ViT-B-32",
-    "mt5-base-ViT-B-32",
-)
+FEW = ("RN50", "ViTamin-S", "MobileCLIP-S1", "convnext_base", "coca_ViT-B-32", "EVA02-B-16", "mt5-base-ViT-B-32")
+MANY = [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in open_clip.list_models()]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
-)
+@pytest.mark.parametrize("name", MANY)
 def test_every_architecture_builds_with_heads(name):
     """Without memory. transformers' towers cannot run there, the others do."""
     with torch.device("meta"):

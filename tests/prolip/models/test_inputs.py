@@ -20,7 +20,6 @@ import prolip
 from prolip import measures
 from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.losses import inclusion_loss, ppcl, ppcl_over_ranks, vib
-from prolip.methods import METHODS
 
 NAMES = """bhattacharyya csd_distance csd_similarity elk inclusion_test inclusion_test_per_dim js kl log_inclusion
 mean_cosine wasserstein2"""
@@ -216,22 +215,6 @@ def test_a_scale_that_is_no_number_is_refused_by_its_name(value, place):
             function(z, z, **call)
 
 
-def test_what_is_joined_or_mixed_fits():
-    z = gaussian(0)
-    for wrong, message in (
-        (z, r"concatenate\(\[z, w\]\)"),
-        (z.mean, "want a list of Gaussians"),
-        (None, "want a list"),
-        ([z, z.mean], r"gaussians\[1\] is a Tensor"),
-        ([z, z.to("meta")], "on meta, gaussians"),
-        ([z, gaussian(0, 3, 5)], r"shape \(5,\) on cpu, gaussians\[0\] \(4,\)"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            concatenate(wrong)
-    with pytest.raises(TypeError, match=r"weights are a list of float, want a tensor"):
-        mixture(z, [0.5, 0.25, 0.25])
-
-
 def test_in_training_mode_values_are_looked_at_once_and_in_evaluation_mode_always():
     """On a device each look stops the host; `test_loop.py` has a whole step without one."""
     model = prolip.create_model("ProLIP-ViT-test").train()
@@ -263,21 +246,3 @@ def test_values_that_cannot_be_looked_at_are_let_through(model):
         assert model.encode_image(fake.from_tensor(image)).mean.shape == (2, 32)
     compiled = torch.compile(model.encode_text, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(2, 12, dtype=torch.int64)).mean.shape == (2, 32)
-
-
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.adapts])
-def test_methods_refuse_a_model_whose_outputs_are_points(method, monkeypatch):
-    """A Tensor has a `mean` of its own, a function, which would have gone on as if it were one."""
-    config, objective = METHODS[method][:2]
-    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method})
-    objective = objective(model, config())
-    place = torch.arange(8)
-    batch = {"image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64)}
-    batch = objective.prepare(batch | {"caption_id": place, "caption_ids": place.unsqueeze(1)}, 0)
-    assert objective(batch)["loss"].isfinite()
-    for encoder in ("encode_image", "encode_text"):
-        with monkeypatch.context() as patch:
-            points = getattr(model, encoder)
-            patch.setattr(model, encoder, lambda x, keep=None, points=points: points(x).mean)
-            with pytest.raises(TypeError, match="what the model made of .* is a Tensor .*, want a Gaussian: give"):
-                objective(batch)

@@ -61,10 +61,7 @@ def test_a_tower_that_looks_at_values_is_refused_with_a_remedy(monkeypatch):
         count_of_run("ProLIP-ViT-test", "prolip", 8)
 
 
-@pytest.mark.parametrize(
-    "name, method, cost",
-    [("ViT-B-16", "prolip", 1.001), ("ViT-B-16-SigLIP", "pcme", 1.01), ("ViT-B-16", "vacsr", 1.01)],
-)
+@pytest.mark.parametrize("name, method, cost", [("ViT-B-16", "prolip", 1.001), ("ViT-B-16-SigLIP", "pcme", 1.01)])
 def test_readers_and_heads_cost_at_most_a_hundredth_of_the_towers(name, method, cost):
     chosen, found = METHODS[method], []
     with torch.device("meta"):

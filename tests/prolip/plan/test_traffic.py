@@ -10,18 +10,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
-from kernel_stand_in import blocks_as_on_cuda, needs_triton
+from kernel_stand_in import blocks_as_on_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from prolip.gaussian import Gaussian
-from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
+from prolip.losses import Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import exchanges as real_ring
 from prolip.losses.exchanges import GRADIENT_TAG, TEXT_TAG, row_width, score_gathered
-from prolip.losses.pairs import Columns, Positives, WantedGradients, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.pairs import Columns, WantedGradients, finish, zero_rows
 from prolip.plan.config import PlanConfig, build_cluster
 from prolip.plan.models import count_of_run
-from prolip.plan.phases import BLOCK_KERNELS, LAUNCH, PAIR_VISITS, pairs, scoring, step_times
+from prolip.plan.phases import BLOCK_KERNELS, LAUNCH, pairs, scoring, step_times
 
 LOCAL, DIM = 6, 10
 ALL = WantedGradients(*[True] * len(WantedGradients._fields))
@@ -84,6 +83,19 @@ class Collectives:
     def __exit__(self, *error):
         for name, function in self.honest.items():
             setattr(dist, name, function)
+
+
+class CountKernels(TorchDispatchMode):
+    """Operations that start a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not any(word in str(function) for word in NO_KERNEL):
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def gathered(rank):
@@ -174,56 +186,6 @@ def test_collectives_are_exposed_and_take_a_hop_for_every_rank():
     assert found.seconds - found.exposed == pytest.approx(found.scoring)
     hops = 127 * 14e-6 + 896 * 3.4e-6
     assert found.exposed == pytest.approx(2 * (found.message_bytes / 320e9 + 20e-6 + hops))
-
-
-class CountKernels(TorchDispatchMode):
-    """Operations that start a kernel."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not any(word in str(function) for word in NO_KERNEL):
-            self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-@needs_triton
-def test_kernels_of_a_text_block_are_counted():
-    image, text = (Factors(torch.randn(LOCAL, DIM), torch.rand(LOCAL)) for _ in range(2))
-    rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
-    scale, bias = torch.tensor(10.0), torch.tensor(-10.0)
-    with blocks_as_on_cuda() as kernel, CountKernels() as counter:
-        add_pairs(rows, text, out, scale, bias, Positives(), LOCAL)
-    assert len(kernel.starts) == 1
-    around = 4  # zeros and sum of an accumulator, two messages
-    assert len(kernel.starts) + len(counter.names) + around == BLOCK_KERNELS, counter.names
-
-
-class CountVisits(TorchDispatchMode):
-    """Reads and writes of tensors with so many elements by operations that start a kernel."""
-
-    def __init__(self, elements):
-        super().__init__()
-        self.elements, self.visits = elements, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if not any(word in str(function) for word in NO_KERNEL):
-            touched = tree_leaves((args, kwargs, result))
-            self.visits += sum(isinstance(x, torch.Tensor) and x.numel() == self.elements for x in touched)
-        return result
-
-
-@needs_triton
-def test_a_matrix_of_pairs_passes_through_memory_as_often_as_the_planner_says():
-    image, text = Factors(torch.randn(6, DIM), torch.rand(6)), Factors(torch.randn(7, DIM), torch.rand(7))
-    rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
-    with blocks_as_on_cuda() as kernel, CountVisits(6 * 7) as counter:
-        add_pairs(rows, text, out, torch.tensor(10.0), torch.tensor(-10.0), Positives(0), 6)
-    assert kernel.starts[0].count((6, 7)) == 1
-    assert counter.visits + 2 == PAIR_VISITS  # the kernel reads it and writes it
 
 
 def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for_many():

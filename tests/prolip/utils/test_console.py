@@ -168,23 +168,6 @@ def test_what_is_guarded_is_there_before_torch():
     assert done.stdout == "False\n", done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("-m", "prolip", "eval", "tasks", "--help"),
-        ("-m", "prolip", "eval", "datacomp", "--list"),
-        ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
-        ("scripts/studies/papers/published_runs.py",),
-        ("-m", "prolip", "report", "--help"),
-    ],
-)
-def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
-    words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]
-    done = run(*words, line='"$@" | true; exit ${PIPESTATUS[0]}')
-    assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
-
-
 def test_names_from_data_do_not_steer_a_terminal(capsys):
     hostile = "a\x1b]0;x\x07\x1b[31m\x85\u202e\u2028b"
     with console.cleaning():
