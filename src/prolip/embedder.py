@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-#: Batches that threads read ahead of the one that is embedded.
-AHEAD = 2
+AHEAD = 2  # Batches that threads read ahead of the one that is embedded
 
 
 @dataclass(frozen=True)

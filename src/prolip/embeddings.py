@@ -21,10 +21,8 @@ from prolip.utils.outputs import replacing
 LEAST, SOUND = 30, 300
 #: Weights of pairs, and the scale of a logit, that float32 sums and exponents take.
 WEIGHTS, SCALES = (1e-9, 1e9), (1e-3, 1e4)
-#: Rows that are checked at once; names in a message.
-BLOCK, NAMED = 4096, 5
-#: Fields of `Pairs` that exist for both sides.
-PARTS = ("", "_of", "_hidden", "_first", "_first_of")
+BLOCK, NAMED = 4096, 5  # Rows that are checked at once; names in a message
+PARTS = ("", "_of", "_hidden", "_first", "_first_of")  # Fields of `Pairs` that exist for both sides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,7 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
-#: The extra file of a program of PyTorch with `facts`.
-FACTS = "prolip.json"
+FACTS = "prolip.json"  # The extra file of a program of PyTorch with `facts`
 BATCHES = (1, 3, 64)
 TOLERANCE = 1e-4
 
@@ -107,18 +106,10 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
         raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower ({why}): {remedy}") from error
 
 
-def check_place(folder: str | Path, format: str, size: int = 0) -> None:
-    """ValueError unless the graphs of a format can be written into this folder, and so many bytes."""
-    check_output(folder, folder=True, size=size)
-    for name in ("image", "text"):
-        if (path := Path(folder) / f"{name}.{format}").is_dir():
-            raise ValueError(f"{path} is a folder: move it, or give another place for the graphs")
-
-
 def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
     """`write` both encoders into the folder in one step, where its other files stay; name -> file."""
     names = {encoder: f"{encoder.name}.{format}" for encoder in (ImageEncoder(model), TextEncoder(model))}
-    check_place(folder, format, sum(p.nbytes for p in model.parameters()))
+    check_output(folder, folder=True, size=sum(p.nbytes for p in model.parameters()))
     with replacing_folder(Path(folder), kept=lambda name: not name.startswith(tuple(names.values()))) as place:
         for encoder, name in names.items():
             write(encoder, place / name)
@@ -211,5 +202,4 @@ def largest_differences(model: nn.Module, files: dict[str, Path], batches: Seque
     return found
 
 
-#: Format -> its writer.
-WAYS = {"onnx": export_onnx, "pt2": export_pt2}
+WAYS = {"onnx": export_onnx, "pt2": export_pt2}  # Format -> its writer

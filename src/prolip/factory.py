@@ -29,6 +29,7 @@ WHOLE = "weights of a whole model are loaded: pretrained=<file>"
 OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
     "force_custom_text": ((False, True, None), ""),
+    "output_dict": ((False, None), "the output is a named tuple"),
     "force_patch_dropout": ((None, 0.0), "patches are dropped with encode_image(x, keep=...)"),
     "pretrained_image": ((False, None), WHOLE),
     "pretrained_text": ((True, False, None), ""),
@@ -49,7 +50,6 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     force_preprocess_cfg: dict[str, Any] | None = None,
     force_context_length: int | None = None,
     cache_dir: str | None = None,
-    output_dict: bool | None = None,
     require_pretrained: bool = False,
     weights_only: bool = True,
     **model_kwargs: Any,
@@ -84,7 +84,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
-    model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
+    model = ProLIP(config, low_precision=precision in CASTS)
     given = model.config["method_cfg"]
     method = find_method(given["name"])
     try:

@@ -32,10 +32,8 @@ from prolip.utils.documents import read_json
 from prolip.utils.moved import late
 
 RANDOM = "random"
-#: Seed of weights that are asked to be random, so that they are the same in every process.
-SEED = 0
-#: Texts whose tokens are part of a fingerprint.
-TEXTS = ("a photo of a cat.", "Zürich, 12:30")
+SEED = 0  # Seed of weights that are asked to be random, so that they are the same in every process
+TEXTS = ("a photo of a cat.", "Zürich, 12:30")  # Texts whose tokens are part of a fingerprint
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
 FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 

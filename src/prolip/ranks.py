@@ -11,8 +11,7 @@ from torch import Tensor
 from prolip.data.captions import stable_hash
 from prolip.losses.autograd import gather, rank_in, world_size
 
-#: Rows that travel at once.
-BLOCK = 2**15
+BLOCK = 2**15  # Rows that travel at once
 
 
 def shares(own: Tensor) -> list[int]:

@@ -42,8 +42,7 @@ from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: The method of our models after the fit.
-METHOD = "likelihood"
+METHOD = "likelihood"  # The method of our models after the fit
 #: Files of a model; everything else in its folder stays.
 FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 

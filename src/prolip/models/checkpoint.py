@@ -37,8 +37,7 @@ ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
 # LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
 KEEP_FIRST = 20
-#: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
-LARGEST_LOG_SCALE = 20
+LARGEST_LOG_SCALE = 20  # Logarithm of a scale of similarities: OpenCLIP bounds it by log 100
 #: Ends of the names of a method's tensors that are younger than published weights: their initial zeros change nothing.
 YOUNGER = (".ambiguity.words",)
 #: Keys of a preprocessing that OpenCLIP reads from a folder, its files, and our blocks beside its own.

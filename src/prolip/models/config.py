@@ -21,10 +21,8 @@ from prolip.utils.flags import did_you_mean
 
 #: Configurations of the text towers of transformers that OpenCLIP names, which it would ask the hub for.
 TRANSFORMERS = Path(__file__).parent / "configs" / "transformers"
-#: Larger models are refused before anything is built: some 80 GB of float32.
-MAX_PARAMETERS = 20_000_000_000
-#: Patches of an image and tokens of a text, each of which attends to all others.
-MAX_TOKENS = 2**16
+MAX_PARAMETERS = 20_000_000_000  # Larger models are refused before anything is built: some 80 GB of float32
+MAX_TOKENS = 2**16  # Patches of an image and tokens of a text, each of which attends to all others
 
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
@@ -271,16 +269,23 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     if is_released(config):
         config = convert_released(config)
     out: dict[str, Any] = copy.deepcopy(dict(config))
-    if "prolip_cfg" not in config:
-        add_readers(out)
+    if "prolip_cfg" not in config:  # OpenCLIP's
+        dim, text = check(OpenCLIPRules, without_nones(out)).embed_dim, out["text_cfg"]
+        if name := text.get("hf_model_name"):
+            text["vocab_size"] = transformers_config(name)["vocab_size"]
+        # its configuration does not name the padding
+        names = str(text.get("hf_tokenizer_name") or "").lower()
+        pad = any(part in names for part in ("siglip", "xlm", "roberta", "nllb")) and "siglip2" not in names
+        # variances cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b), with the greatest scale a = 100
+        start = -math.log(1000 * dim) - 0.1
+        own = {"forward": "reader", "init_unc_bias": start, "pad_token_id": int(pad)}
+        out |= {"custom_text": True, "prolip_cfg": own}
     if reads := is_reader(out):
         checked: Any = check(ReaderRules, without_nones(out))
     else:
         checked = check(ProLIPRules, out)
         out.pop("custom_text", None)
     check_towers(checked, reads)
-    if not reads:
-        _check_own(checked)
     check_size(checked)
     out["quick_gelu"] = bool(checked.quick_gelu)
     out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
@@ -294,21 +299,6 @@ def is_reader(config: Mapping[str, Any]) -> bool:
     """Whether this is a configuration of OpenCLIP's towers with readers."""
     own = config.get("prolip_cfg")
     return isinstance(own, Mapping) and own.get("forward") == "reader"
-
-
-def add_readers(config: dict[str, Any]) -> None:
-    """Add a block `prolip_cfg` for readers to OpenCLIP's configuration.
-
-    The variances start so small that their traces cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b),
-    with the greatest scale a = 100.
-    """
-    dim, text = check(OpenCLIPRules, without_nones(config)).embed_dim, config["text_cfg"]
-    if name := text.get("hf_model_name"):
-        text["vocab_size"] = transformers_config(name)["vocab_size"]
-    name = str(text.get("hf_tokenizer_name") or "").lower()  # its configuration does not name the padding
-    pad = any(part in name for part in ("siglip", "xlm", "roberta", "nllb")) and "siglip2" not in name
-    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1, "pad_token_id": int(pad)}
-    config |= {"custom_text": True, "prolip_cfg": own}
 
 
 def transformers_config(name: str) -> dict[str, Any]:
@@ -327,19 +317,19 @@ def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_openclip(config: Mapping[str, Any]) -> None:
-    """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
+    """ValueError for values of OpenCLIP's configuration that do not fit, and towers that are too large."""
     check_size(check(OpenCLIPRules, without_nones(config)))
 
 
 def check_towers(checked: Any, reads: bool) -> None:
-    """Refuse what our own towers do not have, or what only they have; and widths that cannot be built."""
+    """Refuse what our own towers do not have, or what only they have; widths that cannot be built; ids with two
+    meanings.
+    """
     for key in ("conv_stem", "mask_padding") if reads else ():
         if getattr(checked.prolip_cfg, key):
             raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
-    for block, foreign, divisor in (
-        ("vision_cfg", "timm_model_name", "head_width"),
-        ("text_cfg", "hf_model_name", "heads"),
-    ):
+    sides = ("vision_cfg", "timm_model_name", "head_width"), ("text_cfg", "hf_model_name", "heads")
+    for block, foreign, divisor in sides:
         tower = getattr(checked, block)
         for key, field in () if reads else type(tower).model_fields.items():
             if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
@@ -352,10 +342,8 @@ def check_towers(checked: Any, reads: bool) -> None:
             raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
         if tower.width * tower.mlp_ratio < 1:
             raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
-
-
-def _check_own(checked: Any) -> None:
-    """Refuse positions without a square, and token ids beyond the vocabulary or with two meanings."""
+    if reads:
+        return
     own, text, vision = checked.prolip_cfg, checked.text_cfg, checked.vision_cfg
     rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):

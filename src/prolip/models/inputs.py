@@ -14,8 +14,7 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 
-#: Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255.
-PIXEL_LIMIT = 20.0
+PIXEL_LIMIT = 20.0  # Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255
 TOKENISE = "tokenise with get_tokenizer(<this model>)"
 
 

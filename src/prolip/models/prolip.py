@@ -59,10 +59,10 @@ class ProLIP(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, config: Mapping[str, Any], low_precision: bool = False, output_dict: bool = False):
+    def __init__(self, config: Mapping[str, Any], low_precision: bool = False):
         super().__init__()
         self.config: dict[str, Any] = complete(config)
-        self.output_dict = output_dict
+        self.output_dict = False  # a part of fingerprints
         self.visual: Any
         self.text: Any
         if self.config["prolip_cfg"]["forward"] == "reader":
@@ -134,16 +134,14 @@ class ProLIP(nn.Module):
             check_keep(keep, image.shape[0])
             if self._checks("keep"):
                 check_indices("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
-        z = self.visual(image, keep=keep, normalize=normalize)
-        return z[0] if self.visual.output_tokens else z
+        return self.visual(image, keep=keep, normalize=normalize)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
         check_texts(text, self.context_length, self.pixel_mean.device)
         if self._checks("text"):
             check_indices("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
-        z = self.text(text, normalize=normalize)
-        return z[0] if self.text.output_tokens else z
+        return self.text(text, normalize=normalize)
 
     def _checks(self, kind: str) -> bool:
         """Whether to check the values of an input: always in evaluation, once per kind in training."""
@@ -154,11 +152,10 @@ class ProLIP(nn.Module):
         return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
-        """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""
+        """Both Gaussians with the logit's scale and bias, a `ProLIPOutput`."""
         z = None if image is None else self.encode_image(image, keep)
         w = None if text is None else self.encode_text(text)
-        output = ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
-        return output._asdict() if self.output_dict else output
+        return ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
         """[UNC] tokens and log-variance heads of both towers."""

@@ -38,8 +38,7 @@ STEM = re.compile(
     r"(^|\.)(conv[123]|bn[123]|class_embedding|positional_embedding|ln_pre|token_embedding|cls_emb|embeddings"
     r"|embed_tokens|embed_positions|layernorm_embedding|shared)(\.|$)"
 )
-#: Keys of our configuration that OpenCLIP's classes do not take.
-OURS = ("prolip_cfg", "method_cfg", "custom_text")
+OURS = ("prolip_cfg", "method_cfg", "custom_text")  # Keys of our configuration that OpenCLIP's classes do not take
 #: Words of timm's names that say how large a model is.
 SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
@@ -83,7 +82,7 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
     return model
 
 
-class VarianceReader(nn.Module):
+class Reader(nn.Module):
     """log sigma^2 of an embedding m from a tower's tokens x, by one block of cross-attention whose query is [UNC].
 
     u = unc + W_o attention(W_q LN(unc); W_kv LN(x), W_m m);  u <- u + MLP(LN(u));  log sigma^2 = W LN(u) + b.
@@ -130,14 +129,13 @@ class ReaderTower(nn.Module):
     """A tower of OpenCLIP's with its `reader` and a method's own `head` or None; the interface of `Probabilistic`."""
 
     unc_name, unc_head_name = "reader", "reader.log_var"
-    output_tokens = False
     has_reader = True
     head: nn.Module | None
 
     def __init__(self, tower: Any, width: int, dim: int, own: ProLIPCfg):
         super().__init__()
         self.tower, self.width, self.output_dim = tower, width, dim
-        self.reader = VarianceReader(width, dim, own.init_unc_bias, own.init_unc_gain)
+        self.reader = Reader(width, dim, own.init_unc_bias, own.init_unc_gain)
         self.head = None
         self.keeps_statistics = False
 

@@ -216,37 +216,29 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
-    def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width)."""
-        patches = x[:, SPECIAL_TOKENS:]
-        return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
-
-    def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised pooled token and patches, in float32; patches are normalised for `output_tokens` alone."""
-        if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
-            pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
-        else:
-            pooled, patches = self._global_pool(x)
-            pooled = layer_norm(self.ln_post, pooled)
-        return (layer_norm(self.ln_post, pooled) if self.form == "released" else pooled), patches
+    def pooled(self, x: Tensor) -> Tensor:
+        """Tokens (B, 2 + N, width) -> the normalised token that becomes the mean, (B, width) in float32."""
+        if self.pool_type == "avg" and not self.final_ln_after_pool:
+            return layer_norm(self.ln_post, x)[:, SPECIAL_TOKENS:].mean(dim=1)
+        token = x[:, SPECIAL_TOKENS:].mean(dim=1) if self.pool_type == "avg" else x[:, 0]
+        token = layer_norm(self.ln_post, token)
+        return layer_norm(self.ln_post, token) if self.form == "released" else token
 
     def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
         """[CLS] and patches of (B, 2 + N, width)."""
         return Tokens(x[:, SPECIAL_TOKENS:], pooled=x[:, 0])
 
-    def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
-        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
-        mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
+    def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x."""
+        mean, unc = project(self.pooled(x), self.proj), layer_norm(self.ln_post, x[:, 1])
         mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(mean, project(unc, self.uncertainty_proj))
 
-    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
-        """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
+    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
+        """Images -> Gaussian (B, D) in float32."""
         x, beside = self.through_blocks(self._embeds(x, keep))
-        pooled, patches = self._pool(x)
-        z = self.gaussian(x, pooled, normalize)
-        z = z if self.head is None else self.head(self.shown(x), z, **beside)
-        return (z, patches) if self.output_tokens else z
+        z = self.gaussian(x, normalize)
+        return z if self.head is None else self.head(self.shown(x), z, **beside)
 
 
 class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
@@ -314,10 +306,9 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(unit, project(unc, self.text_uncertainty_projection))
 
-    def forward(self, text: Tensor, normalize: bool = True):
-        """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
+    def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Ids (B, L) -> Gaussian (B, D) in float32."""
         x, mask = self._embeds(text)
         x, beside = self.through_blocks(x, mask, text)
         z = self.gaussian(x, normalize)
-        z = z if self.head is None else self.head(self.shown(x, text), z, text, **beside)
-        return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
+        return z if self.head is None else self.head(self.shown(x, text), z, text, **beside)

@@ -12,8 +12,7 @@ from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, build, check_alone, check_range
 
 FLOAT, HALF = 4, 2
-#: Titles of the tables.
-TABLES = ("time", "memory", "traffic", "input", "phases", "failures")
+TABLES = ("time", "memory", "traffic", "input", "phases", "failures")  # Titles of the tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +89,8 @@ def read_flags(given: Mapping[str, Any]) -> PlanConfig:
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 GB = 1e9
-# Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table.
-LINK_SHARE = 0.8
-# Seconds before a message moves within a node and between nodes: assumed.
-INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6
+LINK_SHARE = 0.8  # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table
+INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6  # Seconds before a message moves within a node and between nodes: assumed
 # Seconds per hop of an all-gather within a node and between nodes: NCCL's own figures, of its slowest protocol.
 INTRA_HOP, INTER_HOP = 3.4e-6, 14e-6
 

@@ -25,8 +25,7 @@ STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
 #: Line changes of a progress bar.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
-#: Name of a stream -> its first error of writing.
-lost: dict[str, OSError] = {}
+lost: dict[str, OSError] = {}  # Name of a stream -> its first error of writing
 
 
 class Undying(io.FileIO):

@@ -27,8 +27,7 @@ RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")  # of a brace pattern, which holds
 RANGES_FROM, ROUNDS, MASK = 0xE000, 100_000, "***"
 MOST, LEAST = 200, 6  # addresses of a brace pattern that are written out, characters of a secret
 
-#: Of this run; one that goes on takes over the salt of its checkpoint.
-salt = secrets.token_hex(8)
+salt = secrets.token_hex(8)  # Of this run; one that goes on takes over the salt of its checkpoint
 #: What to leave out of all text, commands and secret parts of URLs: patterns with their substitutes.
 hidden: dict[str, tuple[re.Pattern[str], str]] = {}
 

@@ -29,8 +29,6 @@ MODELS = {
     "released": (RELEASED, {}),
     "paper": ("ProLIP-ViT-test", {}),
 }
-TOKENS = {"vision_cfg": {"output_tokens": True, "pool_type": "avg"}, "text_cfg": {"output_tokens": True}}
-MODELS["tokens"] = ("ProLIP-ViT-test", TOKENS)
 EACH = [name if name == "flags" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
@@ -153,13 +151,6 @@ def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == dict.fromkeys(
         (f"image.{form}", f"text.{form}"), b"former"
     )
-
-
-@pytest.mark.parametrize("form", ["onnx", "pt2"])
-def test_a_folder_in_the_place_of_a_graph_is_refused_before_the_model_is_loaded(form, tmp_path, capsys):
-    (tmp_path / f"text.{form}").mkdir()
-    assert graph("local-dir:no/such/model", tmp_path, "--format", form) == 2
-    assert f"text.{form} is a folder: move it" in capsys.readouterr().err
 
 
 def test_what_is_no_model_is_refused_in_words(tmp_path):

@@ -301,7 +301,7 @@ def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
         )
     state = {key: value for key, value in short.state_dict().items() if key == "text.positional_embedding"}
     state["text.positional_embedding"] = torch.randn(66, 768)
-    checkpoint.fit_positions(state, long.state_dict(), (None, long.visual.grid_size), long.context_length)
+    checkpoint.fit_positions(state, long.state_dict(), None, long.visual.grid_size, long.context_length)
     assert state["text.positional_embedding"].shape == long.text.positional_embedding.shape == (258, 768)
 
 

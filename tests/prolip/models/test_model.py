@@ -46,7 +46,6 @@ def test_forward_gives_both_gaussians_with_scale_and_bias_as_they_enter_the_logi
     torch.testing.assert_close(output.scale, torch.tensor(10.0))
     torch.testing.assert_close(output.bias, torch.tensor(-10.0))
     assert model(text=batch[1]).image is None and model(batch[0]).text is None
-    assert set(build(output_dict=True)(*batch)) == {"image", "text", "scale", "bias"}
 
 
 def test_every_parameter_is_trained(batch):

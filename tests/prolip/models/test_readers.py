@@ -16,7 +16,7 @@ from torch import Tensor
 import prolip
 from prolip.models import readers
 from prolip.models.checkpoint import save_pretrained
-from prolip.models.readers import VarianceReader, openclip_model
+from prolip.models.readers import Reader, openclip_model
 
 LABELS = 100
 #: Image towers that take long.
@@ -119,7 +119,7 @@ def test_a_saved_folder_opens_here_and_in_plain_openclip(folder, tmp_path):
 
 @pytest.mark.parametrize("width", [48, 200])
 def test_a_reader_is_cross_attention_whose_query_is_unc(width):
-    reader = VarianceReader(width, 32, -10.0, 1.0)
+    reader = Reader(width, 32, -10.0, 1.0)
     tokens, mean = torch.randn(3, 7, width, requires_grad=True), torch.randn(3, 32, requires_grad=True)
     valid = torch.arange(7) < torch.tensor([[7], [3], [1]])
 

@@ -117,7 +117,7 @@ def test_dropping_before_the_projection_equals_embedding_all_and_selecting():
     every = tower._embeds(x)
     chosen = torch.cat([every[:, :2], every[torch.arange(3)[:, None], keep + 2]], dim=1)
     torch.testing.assert_close(tower._embeds(x, keep), chosen)
-    whole = tower._pool(tower.transformer(chosen))[0] @ tower.proj
+    whole = tower.pooled(tower.transformer(chosen)) @ tower.proj
     torch.testing.assert_close(tower(x, keep, normalize=False).mean, whole)
 
 
@@ -232,23 +232,10 @@ def test_gradient_checkpointing_changes_nothing(make, inputs):
 def test_average_pooling_leaves_unc_and_cls_out():
     tower = vision(pool_type="avg").double()
     y = tower.transformer(tower._embeds(images().double()))
-    pooled, patches = tower._pool(y)
-    assert patches.shape[1] == tower.num_patches
+    pooled = tower.pooled(y)
     torch.testing.assert_close(pooled, tower.ln_post(y)[:, 2:].mean(1))
     y[:, :2] = 100.0
-    torch.testing.assert_close(tower._pool(y)[0], pooled)
-
-
-def test_output_tokens_are_the_tokens_without_the_special_ones():
-    tower, x = vision(output_tokens=True), images()
-    z, patches = tower(x)
-    y = tower.transformer(tower._embeds(x))
-    torch.testing.assert_close(patches, tower.ln_post(y)[:, 2:])
-    torch.testing.assert_close(z.mean, vision()(x).mean)
-    tower = text_tower(output_tokens=True)
-    z, tokens = tower(texts())
-    assert tokens.shape == (3, 7, 16)
-    torch.testing.assert_close(z.mean, text_tower()(texts()).mean)
+    torch.testing.assert_close(tower.pooled(y), pooled)
 
 
 @pytest.mark.parametrize("make", [vision, text_tower])
@@ -296,7 +283,7 @@ def test_fixed_positions_stay_fixed():
 # --- the contract with OpenCLIP ---------------------------------------------------------------------------------------
 
 HOOKS = {"no_weight_decay": [], "set_grad_checkpointing": ["enable"]}
-IMAGE_HOOKS = {"_embeds": ["x"], "_pool": ["x"], "_global_pool": ["x"], "forward": ["x"]}
+IMAGE_HOOKS = {"_embeds": ["x"], "forward": ["x"]}
 IMAGE_HOOKS |= HOOKS | {"lock": ["unlocked_groups", "freeze_bn_stats"]}
 TEXT_HOOKS = HOOKS | {"_embeds": ["text"], "forward": ["text"], "lock": ["unlocked_layers", "freeze_layer_norm"]}
 SIGNATURES = {(VisionTransformer, hook): ["self", *names] for hook, names in IMAGE_HOOKS.items()}

@@ -212,7 +212,7 @@ def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
                 assert f"--model {NAME} --pretrained {run}/checkpoints/step_2.pt" in said
                 assert find_weights(NAME, f"{run}/checkpoints/step_2.pt")
             else:
-                assert "neither a model nor a checkpoint" in said
+                assert "neither model nor checkpoint" in said
 
 
 @pytest.mark.parametrize(
