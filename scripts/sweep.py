@@ -169,7 +169,8 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
-    from prolip.corpora.emoji import load, uncertainty
+    from prolip.corpora.emoji import uncertainty
+    from prolip.corpora.emoji.result import load
 
     found = load(folder / "eval")
     if not found.probabilistic:

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 SERVER = """
 import json, os, resource, signal, socket, sys
-import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
+import sklearn.metrics, torch.distributed.fsdp, torch.utils.tensorboard
+import prolip.corpora.emoji.report.page, training.evaluate, training.loop, training.main, training.run
+from prolip.methods import METHODS, find_method
 from prolip.utils import console
 from training.health.signals import STOP
 
@@ -61,6 +63,8 @@ def fork(order, rank=0, port=0):
         sys.exit(training.main.main(order["words"]))
     return pid
 
+for name in METHODS:
+    find_method(name)
 for line in sys.stdin:
     order = json.loads(line)
     with socket.socket() as free:

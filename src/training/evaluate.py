@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from prolip.corpora.emoji import evaluate_corpus, gallery
 from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.evaluate import evaluate_corpus, gallery
 from prolip.corpora.emoji.report.examples import show_features
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig

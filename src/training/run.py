@@ -350,7 +350,7 @@ def finish(run: Run, seconds: float) -> None:
 
 def write_metrics(evals: EvalState, outputs: RunOutputs) -> None:
     """Write the last evaluation: eval.json, examples.json and the folders with embeddings; log a short table."""
-    from prolip.corpora.emoji import format_corpus
+    from prolip.corpora.emoji.result import format_corpus
 
     for prefix, result in evals.results.items():
         if result.corpus is not None:

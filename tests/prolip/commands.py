@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from prolip.cli.main import main
-from prolip.corpora.emoji import CorpusResult
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.run import Outcome
 
@@ -37,7 +37,7 @@ def evaluate(words: Iterable[object]) -> list[TaskResult]:
 
 def evaluate_corpus(words: Iterable[object]) -> CorpusResult:
     """The result of `prolip eval emoji`."""
-    return returned("prolip.corpora.emoji.evaluate_corpus", "eval", "emoji", *words)
+    return returned("prolip.corpora.emoji.evaluate.evaluate_corpus", "eval", "emoji", *words)
 
 
 def datacomp(words: Iterable[object]) -> Outcome:

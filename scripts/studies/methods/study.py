@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import sweep
 from prolip.cli.main import main as prolip
-from prolip.corpora.emoji import recall_by_trace
+from prolip.corpora.emoji.evaluate import recall_by_trace
 from prolip.corpora.emoji.result import CorpusResult, load
 from prolip.methods import find_method
 from studies.methods import few_shot

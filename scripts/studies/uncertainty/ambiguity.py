@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from prolip.corpora.emoji import gallery
 from prolip.corpora.emoji.corpus import Concept, Corpus
+from prolip.corpora.emoji.evaluate import gallery
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.entailment import short

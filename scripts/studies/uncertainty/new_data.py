@@ -34,8 +34,8 @@ from safetensors.torch import load_file
 from scipy.stats import spearmanr
 
 from prolip.cli.main import main as prolip
-from prolip.corpora.emoji import evaluate_corpus, gallery
 from prolip.corpora.emoji.corpus import LEVELS, Corpus
+from prolip.corpora.emoji.evaluate import evaluate_corpus, gallery
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs

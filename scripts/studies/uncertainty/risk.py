@@ -19,7 +19,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prolip.corpora.emoji import CorpusResult, load, uncertainty
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.result import CorpusResult, load
 from prolip.search.risk_control import find_threshold, most_wrong
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prolip.corpora.emoji import load
+from prolip.corpora.emoji.result import load
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import Score, Side

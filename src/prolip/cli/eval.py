@@ -223,7 +223,7 @@ DRAWINGS = (
 
 def corpus_of(args: argparse.Namespace) -> Corpus:
     """The drawings and their names."""
-    from prolip.corpora.emoji import gallery
+    from prolip.corpora.emoji.evaluate import gallery
 
     return gallery(args.data, args.select, args.names, args.all_names)
 
@@ -245,7 +245,9 @@ def run_emoji(args: argparse.Namespace) -> None:
 
     Mistakes show in the order in which they are cheapest.
     """
-    from prolip.corpora import emoji
+    from prolip.corpora.emoji.evaluate import evaluate_corpus
+    from prolip.corpora.emoji.result import format_corpus
+    from prolip.corpora.emoji.result import load as load_result
     from prolip.methods import find_score
 
     if args.similarity:
@@ -253,19 +255,19 @@ def run_emoji(args: argparse.Namespace) -> None:
     check(args, folder=True)
     if args.against and not args.intervals:
         raise ValueError("--against is for intervals of differences: give --intervals too")
-    against = emoji.load(args.against) if args.against else None
+    against = load_result(args.against) if args.against else None
     corpus = corpus_of(args)
     if ":" not in args.model and not args.pretrained:
         args.pretrained = "random"
         what = "is a bare config, so its weights are random; a run is local-dir:runs/NAME/model"
         print(f"note: {args.model} {what}", file=sys.stderr)
-    result = emoji.evaluate_corpus(load(args), corpus, similarity=args.similarity)
+    result = evaluate_corpus(load(args), corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
     if args.intervals:
         result.add_intervals(args.intervals, against)
     if args.output:
         result.save(args.output)
-    print(emoji.format_corpus(result) + (f"\n\nwritten to {args.output}" if args.output else ""))
+    print(format_corpus(result) + (f"\n\nwritten to {args.output}" if args.output else ""))
 
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from prolip.data.images import decode_image
 from prolip.data.noisy_captions import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource, Source
-from prolip.data.reading.diagnose import refuse_unusable, survey
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
 from prolip.data.reading.rows import read_rows
@@ -30,7 +29,7 @@ from prolip.data.reading.shard_index import Addresses, ShardIndex, find_index, r
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
 from prolip.data.reading.stream import is_local
 from prolip.data.reading.tables import TableColumns
-from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.data.reading.tar import ShardReader, read_shard, refuse_unusable, survey
 from prolip.data.samples import Raw, Row, caption_parts, has_image, image_bytes, is_selected, json_record
 from prolip.data.synthetic import SyntheticSource
 from prolip.utils.messages import naming
@@ -119,7 +118,7 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
         if not (size := config.train_num_samples or 0):
             known = None if selector else counted
-            every = count_samples(urls, config.select, sizes=sizes) if known is None else known
+            every = count_samples(urls, config.select, sizes) if known is None else known
             size = round(every * (1 - (config.split or 0)))  # only reading shows which samples a split leaves
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")

@@ -1,8 +1,7 @@
-"""Pictures at random in every mode that Pillow has and every format that it writes, with the RGB that they mean.
+"""Pictures at random in the modes that Pillow has and the formats that it writes, with the RGB that they mean.
 
-What they mean is computed here from the numbers that were drawn, in NumPy; where a format changes them (JPEG, lossy
-WebP, the palettes of GIF) or Pillow's own conversion is what is wanted (CMYK, LAB, ...), from what Pillow opens, its
-alpha laid on white in NumPy.
+It is computed here from the numbers that were drawn, in NumPy; where a format changes them (JPEG, lossy WebP, the
+palettes of GIF) or Pillow's conversion is what is wanted (CMYK), from what Pillow opens, its alpha laid on white.
 """
 
 from __future__ import annotations
@@ -46,19 +45,15 @@ def meant(picture: Picture, data: bytes | None) -> np.ndarray:
     if picture.rgb is not None:
         return picture.rgb
     image = picture.image if data is None else Image.open(io.BytesIO(data))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+    if image.mode in ("RGBA", "LA") or "transparency" in image.info:
         rgba = np.asarray(image.convert("RGBA"))
         return on_white(rgba[..., :3], rgba[..., 3])
     return np.asarray(image.convert("RGB"))
 
 
-# --- what is drawn
-def levels(rng, h, w, top=256):
-    return rng.integers(0, top, (h, w)).astype(np.uint16 if top > 256 else np.uint8)
-
-
-def colours(rng, h, w):
-    return rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
+# --- what is drawn: (rng, height, width) -> image, RGB and, where it has one, its transparency
+def numbers(rng, *shape, top=256):
+    return rng.integers(0, top, shape).astype(np.uint16 if top > 256 else np.uint8)
 
 
 def veil(rng, h, w):
@@ -72,111 +67,78 @@ def bilevel(rng, h, w):
 
 
 def plain_grey(rng, h, w):
-    drawn = levels(rng, h, w)
+    drawn = numbers(rng, h, w)
     return Image.fromarray(drawn), grey(drawn)
 
 
 def grey_alpha(rng, h, w):
-    drawn, alpha = levels(rng, h, w), veil(rng, h, w)
+    drawn, alpha = numbers(rng, h, w), veil(rng, h, w)
     return Image.merge("LA", [Image.fromarray(drawn), Image.fromarray(alpha)]), on_white(grey(drawn), alpha)
 
 
+def premultiplied(rng, h, w):
+    """Colours are stored times their alpha, so light ones of little alpha are lost."""
+    kept = grey_alpha(rng, h, w)[0].convert("La")
+    rgba = np.asarray(kept.convert("LA").convert("RGBA"))
+    return kept, on_white(rgba[..., :3], rgba[..., 3])
+
+
 def plain_rgb(rng, h, w):
-    drawn = colours(rng, h, w)
+    drawn = numbers(rng, h, w, 3)
     return Image.fromarray(drawn), drawn
 
 
 def rgb_alpha(rng, h, w):
-    drawn, alpha = colours(rng, h, w), veil(rng, h, w)
+    drawn, alpha = numbers(rng, h, w, 3), veil(rng, h, w)
     return Image.fromarray(np.dstack([drawn, alpha])), on_white(drawn, alpha)
 
 
-def indices(rng, h, w):
-    """A palette image of up to 256 colours, its rows and its palette."""
-    count = int(rng.integers(2, 257))
-    drawn, table = rng.integers(0, count, (h, w)).astype(np.uint8), colours(rng, 1, count)[0]
-    image = Image.fromarray(drawn)
-    image.putpalette(table.tobytes(), "RGB")  # makes it P
-    return image, drawn, table
+def palette(kind):
+    """Indices of up to 256 colours: opaque, with one that is clear, alphas in info, or in the palette itself."""
+
+    def draw(rng, h, w):
+        count = int(rng.integers(2, 257))
+        drawn, table, alphas = rng.integers(0, count, (h, w)), numbers(rng, count, 3), veil(rng, 1, count)[0]
+        image = Image.fromarray(drawn.astype(np.uint8))
+        image.putpalette(table.tobytes(), "RGB")  # makes it P
+        if kind == "opaque":
+            return image, table[drawn]
+        if kind == "key":
+            key = int(drawn.flat[0])
+            return image, on_white(table[drawn], np.where(drawn == key, 0, 255)), key
+        if kind == "RGBA":  # as Pillow's quantize makes it
+            image.putpalette(np.column_stack([table, alphas]).tobytes(), "RGBA")
+            return image, on_white(table[drawn], alphas[drawn])
+        return image, on_white(table[drawn], alphas[drawn]), alphas.tobytes()
+
+    return draw
 
 
-def palette(rng, h, w):
-    image, drawn, table = indices(rng, h, w)
-    return image, table[drawn]
+def keyed(top=256, channels=()):
+    """One value is clear."""
+
+    def draw(rng, h, w):
+        drawn = numbers(rng, h, w, *channels, top=top)
+        drawn[rng.random((h, w)) < 0.4] = drawn[0, 0]
+        key = tuple(drawn[0, 0].tolist()) if channels else int(drawn[0, 0])
+        clear = (drawn == key).all(-1) if channels else drawn == key
+        rgb = drawn if channels else grey(drawn // (top // 256))
+        return Image.fromarray(drawn), on_white(rgb, np.where(clear, 0, 255)), key
+
+    return draw
 
 
-def palette_one_clear(rng, h, w):
-    image, drawn, table = indices(rng, h, w)
-    key = int(drawn.flat[0])
-    return image, on_white(table[drawn], np.where(drawn == key, 0, 255)), {"transparency": key}
+def deep(kind):
+    """Grey of 16 bits, the same in integers of 32 bits, or floats to 1."""
 
+    def draw(rng, h, w):
+        drawn = numbers(rng, h, w, top=256 if kind == np.float32 else 65536)
+        if kind == np.float32:
+            return Image.fromarray((drawn / 255).astype(kind)), grey(drawn)
+        drawn[0, 0] = 256 + drawn[0, 0] // 2
+        return Image.fromarray(drawn.astype(kind)), grey(drawn // 256)
 
-def palette_alphas(rng, h, w):
-    image, drawn, table = indices(rng, h, w)
-    alphas = veil(rng, 1, len(table))[0]
-    return image, on_white(table[drawn], alphas[drawn]), {"transparency": alphas.tobytes()}
-
-
-def rgba_palette(rng, h, w):
-    """A palette with alphas of its own, which Pillow's quantize makes, and no entry in info."""
-    image, drawn, table = indices(rng, h, w)
-    alphas = veil(rng, 1, len(table))[0]
-    image.putpalette(np.column_stack([table, alphas]).tobytes(), "RGBA")
-    return image, on_white(table[drawn], alphas[drawn])
-
-
-def palette_alpha_band(rng, h, w):
-    image, drawn, table = indices(rng, h, w)
-    alpha = veil(rng, h, w)
-    image = image.convert("PA")
-    image.putalpha(Image.fromarray(alpha))
-    return image, on_white(table[drawn], alpha)
-
-
-def rgb_key(rng, h, w):
-    drawn = colours(rng, h, w)
-    drawn[rng.random((h, w)) < 0.4] = key = tuple(drawn[0, 0].tolist())
-    clear = (drawn == key).all(-1)
-    return Image.fromarray(drawn), on_white(drawn, np.where(clear, 0, 255)), {"transparency": key}
-
-
-def grey_key(rng, h, w):
-    drawn = levels(rng, h, w)
-    drawn[rng.random((h, w)) < 0.4] = key = int(drawn[0, 0])
-    return Image.fromarray(drawn), grey(np.where(drawn == key, 255, drawn)), {"transparency": key}
-
-
-def bilevel_key(rng, h, w):
-    image, rgb = bilevel(rng, h, w)
-    key = int(rng.integers(2)) * 255
-    return image, np.full_like(rgb, 255) if key == 0 else np.full_like(rgb, 255) * (rgb == 255), {"transparency": key}
-
-
-def deep(rng, h, w):
-    drawn = levels(rng, h, w, 65536)
-    return Image.fromarray(drawn), grey(drawn // 256)
-
-
-def deep_key(rng, h, w):
-    drawn = levels(rng, h, w, 65536)
-    drawn[rng.random((h, w)) < 0.4] = key = int(drawn[0, 0])
-    return Image.fromarray(drawn), grey(np.where(drawn == key, 255, drawn // 256)), {"transparency": key}
-
-
-def integers_of_16_bits(rng, h, w):
-    drawn = levels(rng, h, w, 65536).astype(np.int32)
-    drawn[0, 0] = 256 + drawn[0, 0] // 2
-    return Image.fromarray(drawn), grey(drawn // 256)
-
-
-def integers_of_8_bits(rng, h, w):
-    drawn = levels(rng, h, w)
-    return Image.fromarray(drawn.astype(np.int32)), grey(drawn)
-
-
-def floats_to_1(rng, h, w):
-    drawn = levels(rng, h, w)
-    return Image.fromarray((drawn / 255).astype(np.float32)), grey(drawn)
+    return draw
 
 
 def floats_to_255(rng, h, w):
@@ -185,52 +147,30 @@ def floats_to_255(rng, h, w):
     return Image.fromarray(drawn), grey(drawn.astype(np.uint8))
 
 
-def converted(mode):
-    """As Pillow converts it: other colour spaces, of which RGB is not known otherwise."""
-
-    def make(rng, h, w):
-        image = Image.fromarray(colours(rng, h, w)).convert(mode)
-        return image, np.asarray(image.convert("RGB"))
-
-    return make
+def cmyk(rng, h, w):
+    image = Image.fromarray(numbers(rng, h, w, 3)).convert("CMYK")
+    return image, np.asarray(image.convert("RGB"))
 
 
-def premultiplied(mode):
-    """La and RGBa: colours are stored times their alpha, so light ones of little alpha are lost."""
-
-    def make(rng, h, w):
-        image, _ = (grey_alpha if mode == "La" else rgb_alpha)(rng, h, w)
-        kept = image.convert(mode)
-        rgba = np.asarray((kept.convert("LA") if mode == "La" else kept).convert("RGBA"))
-        return kept, on_white(rgba[..., :3], rgba[..., 3])
-
-    return make
-
-
-#: name: (what is drawn, the formats that keep its numbers, those that change them)
+#: name: (what is drawn, the formats that keep its numbers, those that change them; - for none)
 KINDS = {
     "1": (bilevel, "PNG BMP TIFF GIF", "JPEG WEBP"),
-    "1 key": (bilevel_key, "PNG", ""),
     "L": (plain_grey, "PNG BMP TIFF GIF", "JPEG WEBP"),
-    "L key": (grey_key, "PNG", ""),
+    "L key": (keyed(), "PNG", ""),
     "LA": (grey_alpha, "PNG TIFF", "WEBP GIF"),
-    "La": (premultiplied("La"), "-", ""),
-    "P": (palette, "PNG BMP TIFF GIF", "WEBP"),
-    "P key": (palette_one_clear, "PNG GIF", "WEBP"),
-    "P alphas": (palette_alphas, "PNG", "WEBP"),
-    "P of RGBA": (rgba_palette, "PNG -", "WEBP"),
-    "PA": (palette_alpha_band, "TIFF -", "WEBP"),
+    "La": (premultiplied, "-", ""),
+    "P": (palette("opaque"), "PNG BMP TIFF GIF", "WEBP"),
+    "P key": (palette("key"), "PNG GIF", "WEBP"),
+    "P alphas": (palette("alphas"), "PNG", "WEBP"),
+    "P of RGBA": (palette("RGBA"), "PNG -", "WEBP"),
     "RGB": (plain_rgb, "PNG BMP TIFF", "JPEG WEBP GIF"),
-    "RGB key": (rgb_key, "PNG", ""),
+    "RGB key": (keyed(channels=(3,)), "PNG", ""),
     "RGBA": (rgb_alpha, "PNG TIFF -", "WEBP GIF"),
-    "RGBa": (premultiplied("RGBa"), "-", "WEBP"),
-    "CMYK": (converted("CMYK"), "TIFF -", "JPEG WEBP"),
-    "HSV": (converted("HSV"), "-", "WEBP"),
-    "I;16": (deep, "PNG TIFF -", ""),
-    "I;16 key": (deep_key, "PNG", ""),
-    "I of 16 bits": (integers_of_16_bits, "TIFF -", ""),
-    "I of 8 bits": (integers_of_8_bits, "TIFF -", ""),
-    "F to 1": (floats_to_1, "TIFF -", ""),
+    "CMYK": (cmyk, "TIFF -", "JPEG WEBP"),
+    "I;16": (deep(np.uint16), "PNG TIFF -", ""),
+    "I;16 key": (keyed(65536), "PNG", ""),
+    "I of 16 bits": (deep(np.int32), "TIFF -", ""),
+    "F to 1": (deep(np.float32), "TIFF -", ""),
     "F to 255": (floats_to_255, "TIFF -", ""),
 }
 WAYS = [
@@ -240,32 +180,24 @@ WAYS = [
 ]
 
 
-def saving(rng, kind, name):
-    """Options of a format, some at random."""
-    if kind == "WEBP":
-        return {"lossless": bool(rng.random() < 0.5), "exact": True, "quality": int(rng.integers(30, 100))}
-    if kind == "JPEG":
-        return {"quality": int(rng.integers(30, 100)), "progressive": bool(rng.random() < 0.3)}
-    if kind == "TIFF" and name not in ("YCbCr", "LAB", "PA") and rng.random() < 0.5:
-        return {"compression": str(rng.choice(["tiff_lzw", "tiff_adobe_deflate"]))}
-    if kind == "PNG":
-        return {"optimize": bool(rng.random() < 0.3)}
-    return {}
-
-
 def generate(number: int) -> Picture:
     """Picture `number`: every way of writing every mode comes in turn, all else is drawn."""
     rng = np.random.default_rng([number, 77])
     name, kind, exact = WAYS[number % len(WAYS)]
     height, width = rng.integers(5, 30, 2)
-    image, rgb, *extra = KINDS[name][0](rng, height, width)
-    options = saving(rng, kind, name) | (extra[0] if extra else {})
+    image, rgb, *key = KINDS[name][0](rng, height, width)
     if kind == "-":
         return Picture(f"{number}: {name} in memory", image, None, {}, rgb)
+    options = {"transparency": key[0]} if key else {}
+    if kind == "WEBP":
+        options |= {"lossless": bool(rng.random() < 0.5), "exact": True, "quality": int(rng.integers(30, 100))}
+        exact = name in ("RGB", "RGBA") and options["lossless"]
+    if kind == "JPEG":
+        options |= {"quality": int(rng.integers(30, 100)), "progressive": bool(rng.random() < 0.3)}
+    if kind == "TIFF" and rng.random() < 0.5:
+        options |= {"compression": str(rng.choice(["tiff_lzw", "tiff_adobe_deflate"]))}
     if kind == "GIF" and exact and rng.random() < 0.4:
         options |= {"save_all": True, "append_images": [Image.new("RGB", image.size, "red")]}
-    if kind == "WEBP" and name in ("RGB", "RGBA") and options["lossless"]:
-        exact = True
     return Picture(f"{number}: {name} as {kind} {options}", image, kind, options, rgb if exact else None)
 
 

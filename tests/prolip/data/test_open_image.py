@@ -37,7 +37,7 @@ def test_a_picture_behind_a_url_is_read_though_its_connection_breaks(monkeypatch
     large = Image.effect_noise((300, 300), 90)
     with FaultyServer({"a.png": saved(), "large.png": saved(large)}) as server:
         assert np.array_equal(prolip.open_image(server.url("ok", "a.png")), wanted())
-        assert np.array_equal(prolip.open_image(server.url("cut_once", "large.png")), large.convert("RGB"))
+        assert np.array_equal(prolip.open_image(server.url("cut-once", "large.png")), large.convert("RGB"))
         with pytest.raises(OSError, match=r"/missing/a\.png: .*404.*Look at the URL"):
             prolip.open_image(server.url("missing", "a.png"))
 

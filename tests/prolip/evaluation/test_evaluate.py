@@ -22,8 +22,8 @@ from sklearn.metrics import (
 )
 
 from prolip.corpora.emoji import corpus as corpus_data
-from prolip.corpora.emoji import evaluate_corpus as evaluate_corpus
 from prolip.corpora.emoji import export as emoji
+from prolip.corpora.emoji.evaluate import evaluate_corpus as evaluate_corpus
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.registry import open_dataset

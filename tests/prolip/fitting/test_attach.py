@@ -18,8 +18,7 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
 from prolip.corpora.emoji import corpus as emoji
-from prolip.corpora.emoji import load
-from prolip.corpora.emoji.result import REFUSED_BY
+from prolip.corpora.emoji.result import REFUSED_BY, load
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.evaluation.cache import FeatureStore

@@ -22,7 +22,7 @@ COMES_WITH = {
     "tokenizers": "clip-benchmark",
     "onnx_ir": "onnxscript",
 }
-OPTIONAL = {"wandb", "torchcodec"}
+OPTIONAL = {"wandb", "torchcodec", "cosmic_ray"}
 
 
 def declared(lines: list[str]) -> dict[str, Requirement]:

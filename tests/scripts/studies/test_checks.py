@@ -10,7 +10,7 @@ import torch
 from commands import evaluate_corpus
 
 import prolip
-from prolip.corpora import emoji
+from prolip.corpora.emoji.result import load
 from prolip.gaussian import Gaussian
 from prolip.models.checkpoint import save_pretrained
 from prolip.search.index import SearchIndex
@@ -80,11 +80,11 @@ def test_refusal_is_tried_over_splits(run, evaluation, monkeypatch):
     words = (evaluation, "--splits", 3, "--risk", 0.1)
     code, rows = run("studies/uncertainty/risk.py", *words)
     assert code == 0 and [row[4] for row in rows] == ["0.00"] * 4  # nobody can promise it of a random model
-    result = emoji.load(evaluation)
+    result = load(evaluation)
     own = torch.from_numpy(result.text_relation.argmax(0))  # a text that is true of each drawing
     text = Gaussian(torch.eye(len(result.text.mean)), torch.full((len(result.text.mean),) * 2, -9.0))
     knows = dataclasses.replace(result, image=text.select(own), text=text)
-    monkeypatch.setattr(emoji, "load", lambda _: knows)
+    monkeypatch.setattr("prolip.corpora.emoji.result.load", lambda _: knows)
     code, rows = run("studies/uncertainty/risk.py", *words)
     (drawings,) = [row for row in rows if row[1].endswith("captions_i2t")]
     assert code == 0 and [float(x) for x in drawings[4:]] == [1.0, 1.0, 0.0, 0.0, 0.0]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from prolip.corpora.emoji import evaluate_corpus
 from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.evaluate import evaluate_corpus
 from prolip.corpora.emoji.report import figures as report
 from prolip.corpora.emoji.report.pca import pca
 from prolip.corpora.emoji.result import CorpusResult

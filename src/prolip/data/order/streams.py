@@ -22,9 +22,8 @@ from torch import Tensor
 from prolip.data.captions import Selector, stable_hash
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
-from prolip.data.reading.diagnose import survey
 from prolip.data.reading.stream import is_local, local_path
-from prolip.data.reading.tar import ShardReader
+from prolip.data.reading.tar import ShardReader, survey
 from prolip.data.samples import Raw, Row, is_selected
 
 #: Passes without a sample that stop a stream: with `select`, single passes may be empty.

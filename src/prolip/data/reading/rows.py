@@ -37,9 +37,8 @@ def read_rows(
 ) -> ImageRows:
     """The images of a source, one of the kinds ROWS, each with all of its captions and its record.
 
-    columns: of tables; selector: keeps rows by their record; splits: of a published set, joined by '+'; split: the side
-    of a share that is held out by content, for which all images are read; max_bad: the share of a table's rows that may
-    lack their image or caption (None: none, and no flag is offered). FileNotFoundError, ValueError.
+    splits: of a published set, joined by '+'; split: the side of a share held out by content; max_bad: the share of a
+    table's rows that may lack their image or caption (None: none, no flag is offered). FileNotFoundError, ValueError.
     """
     if source.kind == "images":
         rows = read_folder(local_path(source.address), selector)
@@ -77,8 +76,9 @@ def stated_by_row(row: ImageRow) -> Stated:
 
 
 def stated_by(raw: Raw) -> Stated:
-    """The captions and the class of a shard's sample: the lines of its `.txt`, or the likeliest field of its `.json`;
-    its `.cls`, or a field `label` or `class`. SampleFault for a text, or without one a JSON, that cannot be read.
+    """The captions (`.txt`, or the likeliest field of `.json`) and the class (`.cls`, or a field) of a shard's sample.
+
+    SampleFault for a text, or without one a JSON, that cannot be read.
     """
     record: dict[str, Any] = {}
     with suppress(SampleFault) if PLAIN in raw else nullcontext():
@@ -99,8 +99,7 @@ def label_of(record: Mapping[str, Any]) -> str | None:
 def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
     """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
 
-    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts. split: of
-    a published set, or a share that is held out. Errors of `read_rows`.
+    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts.
     """
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":

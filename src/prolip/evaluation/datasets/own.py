@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
-from prolip.data.reading.diagnose import SAMPLES, survey
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shard_index import parent
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import local_path
-from prolip.data.reading.tar import printable, read_shard
+from prolip.data.reading.tar import SAMPLES, printable, read_shard, survey
 from prolip.data.samples import Raw, image_bytes
 from prolip.data.sets.base import check_files
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images

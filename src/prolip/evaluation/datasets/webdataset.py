@@ -24,9 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from prolip.data.faults import UNCHARGED, DamagedData, FaultCounter, SampleFault
-from prolip.data.reading.diagnose import refuse_unusable
 from prolip.data.reading.stream import is_local, local_path
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, refuse_unusable
 from prolip.data.samples import Raw, image_bytes, members_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.sources import SetPlace, archive_state, find_place, folder_holds, join, shard_marks

@@ -14,8 +14,10 @@ from drawn_shards import write_shard
 from embedding import as_embedder, changed, similarity_scores
 from torch import nn
 
-from prolip.corpora import emoji as corpus_evaluation
 from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.evaluate import evaluate_corpus as evaluated
+from prolip.corpora.emoji.evaluate import gallery, recall_by_trace
+from prolip.corpora.emoji.result import CorpusResult, calibration_lines, format_corpus, load
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
 from prolip.evaluation.metrics.selective import auroc, by_decile
 from prolip.gaussian import Gaussian
@@ -74,12 +76,12 @@ def shards(tmp_path):
 
 @pytest.fixture
 def full(shards):
-    return corpus_evaluation.gallery([shards[0]], names=[shards[1]])
+    return gallery([shards[0]], names=[shards[1]])
 
 
 @pytest.fixture
 def known(full):
-    return corpus_evaluation.evaluate_corpus(as_embedder(Knowing(full), tokenize, preprocess), full)
+    return evaluated(as_embedder(Knowing(full), tokenize, preprocess), full)
 
 
 def test_a_model_that_knows_everything_scores_one_everywhere(known):
@@ -88,7 +90,7 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
     assert {m[key] for key in perfect} == {1.0}
     assert m["names/i2t/R@10"] == m["names/t2i/R@5"] == 1 and "names/rsum" not in m
     assert not {"names/t2i/R@10", "names/t2i/chance_R@10"} & m.keys()  # among nine drawings
-    table = corpus_evaluation.format_corpus(known)
+    table = format_corpus(known)
     assert re.search(r"names -> image +100.00 +100.00 +- ", table) and table.count("there are not so many") == 1
     assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
     assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
@@ -102,7 +104,7 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
 def test_a_model_that_knows_nothing_is_at_chance(full):
     model = Knowing(full)
     model.encode_image = lambda x: Gaussian(torch.ones(len(x), 12) / 12**0.5, torch.zeros(len(x), 12))
-    m = corpus_evaluation.evaluate_corpus(as_embedder(model, tokenize, preprocess), full).metrics
+    m = evaluated(as_embedder(model, tokenize, preprocess), full).metrics
     assert m["names/i2t/R@1"] == pytest.approx(1 / 9)  # all images give one order: one of nine is right
     assert math.isnan(m["recall_by_trace/names_i2t/spearman_deciles"])
 
@@ -117,7 +119,7 @@ def scattered(known, similarity):
 
     image, text = random(known.image), random(known.text)
     info = {"similarity": similarity}
-    return corpus_evaluation.CorpusResult(known.corpus, image, text, known.token_lengths, {}, info)
+    return CorpusResult(known.corpus, image, text, known.token_lengths, {}, info)
 
 
 def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
@@ -131,7 +133,7 @@ def test_deciles_of_keywords_are_of_their_average_precision(known):
     found = scattered(known, "csd")
     rows, ranking = found.table.text[found.table.rows("keyword")], found.rankings["captions"][1]
     assert not torch.equal(ranking.ap_at_r[rows], ranking.r_precision[rows])
-    deciles = corpus_evaluation.recall_by_trace(found)["keywords_t2i"]
+    deciles = recall_by_trace(found)["keywords_t2i"]
     want = by_decile(found.text.trace[rows].numpy(), ranking.ap_at_r[rows].numpy())
     np.testing.assert_array_equal(deciles.value, want.value)
 
@@ -140,13 +142,13 @@ def test_one_concept_is_refused_and_one_drawing_among_names_is_not(full):
     """NumPy took the first place of a single query for a number."""
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
     with pytest.raises(ValueError, match="'n2' is the only concept"):
-        corpus_evaluation.evaluate_corpus(knowing, full.select("name=n2"))
+        evaluated(knowing, full.select("name=n2"))
     one = replace(full, drawings=full.drawings[:1])
-    found = corpus_evaluation.evaluate_corpus(knowing, one)
+    found = evaluated(knowing, one)
     assert found.metrics["names/i2t/R@1"] == 1 and found.metrics["names/t2i/queries"] == 1
     assert found.metrics["refusal/names_t2i/image/aurc"] == 0
     found.add_intervals(20)
-    two = corpus_evaluation.evaluate_corpus(knowing, full.select("name=n2|n5"))
+    two = evaluated(knowing, full.select("name=n2|n5"))
     assert two.metrics["names/t2i/R@1"] == 1 and two.metrics["names/t2i/queries"] == 2
 
 
@@ -163,7 +165,7 @@ def test_match_probabilities_of_both_galleries_are_checked(known):
     assert got["calibration/captions/match_t2i/ece"] == pytest.approx(first.ece, rel=1e-4)
     assert got["calibration/names/match/base_rate"] == pytest.approx(1 / 12)
     found.metrics |= got
-    line = next(line for line in corpus_evaluation.result.calibration_lines(found.metrics) if line.startswith("names"))
+    line = next(line for line in calibration_lines(found.metrics) if line.startswith("names"))
     assert f"{got['calibration/names/match/probability_over_base_rate']:.4f}" in line
 
 
@@ -188,7 +190,7 @@ def doubting(full):
     score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
     score.reader = Reader()
     embedder = changed(as_embedder(Knowing(full), tokenize, preprocess), score=score)
-    return corpus_evaluation.evaluate_corpus(embedder, full)
+    return evaluated(embedder, full)
 
 
 def test_doubt_enters_the_probabilities_and_those_without_stand_beside(doubting):
@@ -210,7 +212,7 @@ def test_doubt_enters_the_probabilities_and_those_without_stand_beside(doubting)
     assert m["undoubted/names_i2t/answer/ece"] == pytest.approx(1 - answer.mean().item(), rel=1e-4)
     given = (1 - d) * answer + d / 12
     assert m["refusal/names_i2t/answer/ece"] == pytest.approx(1 - given.mean().item(), rel=1e-4)
-    table = corpus_evaluation.format_corpus(doubting)
+    table = format_corpus(doubting)
     assert re.search(f"right, ECE +{m['refusal/names_i2t/answer/ece']:.4f}, without doubt", table)
     assert re.search(rf"names, without doubt +{m['undoubted/names/match/ece']:.4f}", table)
 
@@ -233,18 +235,18 @@ def test_true_shares_are_looked_for_inside_the_intervals(doubting):
     assert 0 < np.mean(inside) < 1 and doubting.metrics["matches/inside_interval"] == pytest.approx(np.mean(inside))
     names = [low[i] <= share[i] <= high[i] for i in doubting.name_texts if share[i] > 0]
     assert doubting.metrics["matches/inside_interval/name"] == pytest.approx(np.mean(names))
-    assert "matches/inside_interval/group" in corpus_evaluation.format_corpus(doubting)
+    assert "matches/inside_interval/group" in format_corpus(doubting)
 
 
 def test_what_the_model_read_is_saved_and_an_old_result_shows_what_it_showed(doubting, known, tmp_path):
-    back = corpus_evaluation.load(doubting.save(tmp_path / "eval"))
+    back = load(doubting.save(tmp_path / "eval"))
     assert back.read.keys() == {"evidence", "ambiguity", "share_low", "share_high"}
     assert all(np.array_equal(x, doubting.read[name]) for name, x in back.read.items())
     assert torch.equal(back.doubt, doubting.doubt)
-    old = corpus_evaluation.load(known.save(tmp_path / "old"))
+    old = load(known.save(tmp_path / "old"))
     assert old.read == {} and old.doubt is None
     assert not any(key.startswith(("undoubted/", "ambiguity/", "matches/inside")) for key in old.metrics)
-    table = corpus_evaluation.format_corpus(old)
+    table = format_corpus(old)
     assert "without doubt" not in table and "ambiguity" not in table and "inside" not in table
 
 
@@ -273,17 +275,17 @@ def test_differences_are_refused_between_other_texts(known):
 
 def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
     test, names = shards
-    narrow = corpus_evaluation.gallery([test], "group=food", [names])
+    narrow = gallery([test], "group=food", [names])
     assert [c.name for c in narrow.concepts] == ["n2", "n5", "n8", "n11"] and len(narrow.drawings) == 3
-    wide = corpus_evaluation.gallery([test], "group=food", [names], all_names=True)
+    wide = gallery([test], "group=food", [names], all_names=True)
     assert len(wide.concepts) == 12 and len(wide.drawings) == 3
-    styled = corpus_evaluation.gallery([test, names], "style=t", [names])
+    styled = gallery([test, names], "style=t", [names])
     assert len(styled.concepts) == 12 and len(styled.drawings) == 9
 
 
 def test_results_survive_saving(known, tmp_path):
     known.metrics["undefined"] = float("nan")
-    back = corpus_evaluation.load(known.save(tmp_path / "eval"))
+    back = load(known.save(tmp_path / "eval"))
     assert math.isnan(back.metrics.pop("undefined"))
     known.metrics.pop("undefined")
     assert back.metrics == pytest.approx(known.metrics, nan_ok=True)
@@ -294,7 +296,7 @@ def test_results_survive_saving(known, tmp_path):
     assert json.loads((tmp_path / "eval" / "metrics.json").read_text())["metrics"]["undefined"] is None
     (tmp_path / "eval" / "corpus.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip eval emoji .*--output"):
-        corpus_evaluation.load(tmp_path / "eval")
+        load(tmp_path / "eval")
 
 
 def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
@@ -308,7 +310,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     got = evaluate_corpus([*arguments, "--similarity", "mean", "--output", str(out)])
     assert "image -> names" in capsys.readouterr().out
     assert 0 <= got.metrics["names/i2t/R@10"] <= 1 and got.image.mean.shape == (9, 32)
-    saved = corpus_evaluation.load(out)
+    saved = load(out)
     assert saved.info["model"].startswith("local-dir:") and saved.similarity == "mean"
     assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
     assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10

@@ -29,32 +29,32 @@ QUERIES, SCORES = 512, 2**24
 PATIENCE, PIXELS = 60.0, 96
 
 
-class Answer(NamedTuple):
-    """One retrieved item. mark: "right" or "wrong"."""
+class Retrieved(NamedTuple):
+    """One retrieved item."""
 
     label: str
     score: float
-    mark: str
+    mark: str  # "right" or "wrong"
     picture: str = ""
 
 
-class Example(NamedTuple):
-    """A query and its first answers. rank: of the first right answer; matches: the number of right ones."""
+class QueryExample(NamedTuple):
+    """A query, its first answers, the rank of the first right one, and the number of right ones."""
 
     label: str
     level: str
-    answers: list[Answer]
+    answers: list[Retrieved]
     rank: int
     picture: str = ""
     matches: int = 1
 
 
 class Extreme(NamedTuple):
-    """An input with its uncertainty; said: in print, or what it counts where it has a unit."""
+    """An input with its uncertainty."""
 
     label: str
     trace: float
-    said: str
+    said: str  # in print, or what it counts where it has a unit
     picture: str = ""
 
 
@@ -66,26 +66,23 @@ class Inputs(NamedTuple):
     picture: Callable[[int], str] = lambda row: ""
 
 
-class Shown(NamedTuple):
-    """A test set on the page. found: (kind of query, best examples, worst examples); ends: (kind of input, what its
-    uncertainty counts, least uncertain, most uncertain), none for points.
-    """
+class SetExamples(NamedTuple):
+    """A test set on the page."""
 
     images: int
     texts: int
-    found: list[tuple[str, list[Example], list[Example]]]
+    found: list[tuple[str, list[QueryExample], list[QueryExample]]]  # kind of query, best, worst
+    # kind of input, what its uncertainty counts, least and most uncertain; none for points
     ends: list[tuple[str, str, list[Extreme], list[Extreme]]]
 
 
 #: What a run keeps of them, by test set; pydantic 2.9 finds the names of fields only where they are defined.
-KEPT = TypeAdapter(dict[str, Shown])
+KEPT = TypeAdapter(dict[str, SetExamples])
 
 
-def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> Shown:
-    """Choose examples of both directions and both ends of the uncertainty. relevance: images x texts; own: the score
-    that reads the uncertainty, None for points.
-    """
-    shown = Shown(len(image.labels), len(text.labels), [], [])
+def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> SetExamples:
+    """Choose examples of both directions and both ends of the uncertainty, which `own` reads; None for points."""
+    shown = SetExamples(len(image.labels), len(text.labels), [], [])
     sides = (("image", image, text, relevance), ("text", text, image, relevance.transposed()))
     for kind, queries, gallery, relation in sides:
         most = min(QUERIES, max(1, SCORES // len(gallery.labels)), relation.queries)
@@ -106,10 +103,7 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
 
 
 def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[int], list[int]]:
-    """The queries whose best right answer leads the best wrong one by most, and by least; the extreme ones first.
-
-    scores, right: (Q, G). A query with no right answer, or with no wrong one, is left out.
-    """
+    """The queries (Q, G) whose best right answer leads the best wrong one by most, and by least, where both exist."""
     lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
     rows = lead.isfinite().nonzero().flatten()
     order = rows[lead[rows].argsort(descending=True, stable=True)].tolist()
@@ -118,14 +112,14 @@ def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[
 
 def example(
     scores: Tensor, right: Tensor, gallery: Inputs, label: str, picture: str = "", level: str = "", top: int = 5
-) -> Example:
-    """A query with its best answers; scores, right: (G,)."""
+) -> QueryExample:
+    """A query with its best answers of scores (G,)."""
     order = scores.argsort(descending=True, stable=True)
     answers = [
-        Answer(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
+        Retrieved(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
         for i in order[:top].tolist()
     ]
-    return Example(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
+    return QueryExample(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
 
 
 def extremes(of: Inputs, own: Score, kind: str, others: int) -> tuple[str, list[Extreme], list[Extreme]]:
@@ -147,7 +141,7 @@ def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -
     return least, most
 
 
-def show_features(features: Features) -> Shown | None:
+def show_features(features: Features) -> SetExamples | None:
     """Examples of an evaluated test set, whose images are read once more; None for instances of WinoGAViL."""
     dataset, text, keys, card = features.dataset, features.text, features.keys, features.model
     if text is None or dataset.kind == "association":
@@ -164,7 +158,7 @@ def show_features(features: Features) -> Shown | None:
     named = [texts[first[i]] if i in first else key for i, key in enumerate(keys)]
     score = card.scored_by()
 
-    def shown(picture: Callable[[int], str]) -> Shown:
+    def shown(picture: Callable[[int], str]) -> SetExamples:
         inputs = Inputs(features.image, named, picture), Inputs(text, texts)
         return show(*inputs, relevance, score, score if card.probabilistic else None)
 

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 from pydantic import ValidationError
 
-from prolip.corpora.emoji.report.examples import KEPT, Shown
+from prolip.corpora.emoji.report.examples import KEPT, SetExamples
 from prolip.corpora.emoji.result import CorpusResult, load
 from prolip.models.diagnose import check_config, is_model, is_run
 from prolip.utils.documents import check_types, loads, read_json, shown
@@ -30,7 +30,7 @@ class RunFolder:
     train: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
     result: CorpusResult | None = None
-    shown: dict[str, Shown] = field(default_factory=dict)
+    shown: dict[str, SetExamples] = field(default_factory=dict)
 
 
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
@@ -63,7 +63,7 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     return RunFolder(folder, config, train, evals, result, read_examples(folder / EXAMPLES))
 
 
-def read_examples(path: Path) -> dict[str, Shown]:
+def read_examples(path: Path) -> dict[str, SetExamples]:
     """The examples of a run by test set. ValueError for a damaged file."""
     try:
         return KEPT.validate_json(path.read_bytes()) if path.exists() else {}

@@ -9,7 +9,16 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.corpora.emoji.corpus import LEVELS
-from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, show
+from prolip.corpora.emoji.report.examples import (
+    Inputs,
+    QueryExample,
+    SetExamples,
+    amount,
+    both_ends,
+    example,
+    pick,
+    show,
+)
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.corpora.emoji.uncertainty import matches_metrics, signs_against
 from prolip.evaluation.metrics.selective import by_decile, spread
@@ -25,50 +34,48 @@ FLAT = 1.02  # ratio of traces below which they count as equal
 
 
 class Text(NamedTuple):
-    """A text and its first drawings. share: of the drawings, in words; expected: how many; bits: its information."""
+    """A text and its first drawings."""
 
-    example: Example
-    share: str
-    expected: float
-    bits: float
+    example: QueryExample
+    share: str  # of the drawings, in words
+    expected: float  # number of drawings
+    bits: float  # its information
 
 
-class Drawing(NamedTuple):
-    """A drawing and its first name. sure: the probability of that name; texts: how many the drawing may fit."""
+class NamedDrawing(NamedTuple):
+    """A drawing and its first name."""
 
-    example: Example
-    sure: float
-    texts: float
+    example: QueryExample
+    sure: float  # probability of that name
+    texts: float  # how many the drawing may fit
 
 
 class Third(NamedTuple):
-    """A third of the drawings by uncertainty: how many, the share named right, and some at random."""
+    """A third of the drawings by uncertainty, its share named right, and some at random."""
 
     drawings: int
     right: float
-    examples: list[Drawing]
+    examples: list[NamedDrawing]
 
 
-class Error(NamedTuple):
-    """The errors of a level's expected numbers in doublings (log2), the mean with its sign and without, of the model
-    and of the best constant; true: the mean true number.
-    """
+class CountError(NamedTuple):
+    """Errors of a level's expected numbers in doublings (log2): their mean with sign, and without."""
 
     level: str
     texts: int
-    true: float
+    true: float  # mean true number
     model: tuple[float, float]
-    constant: tuple[float, float]
+    constant: tuple[float, float]  # of the best constant
 
 
 class Section(NamedTuple):
-    """texts: specific ones first; thirds: the surest first; constant: the number for all texts in `errors`."""
+    """What the first section of the page shows."""
 
     units: Units
-    texts: list[Text]
-    thirds: list[Third]
-    errors: list[Error]
-    constant: float
+    texts: list[Text]  # specific ones first
+    thirds: list[Third]  # the surest first
+    errors: list[CountError]
+    constant: float  # the number for all texts in `errors`
 
 
 def section(result: CorpusResult, seed: int = 0) -> Section | None:
@@ -89,7 +96,7 @@ def drawn(result: CorpusResult) -> Inputs:
     return Inputs(result.image, names, lambda row: picture(shown[row].image(), lossless=True))
 
 
-def show_corpus(result: CorpusResult) -> Shown:
+def show_corpus(result: CorpusResult) -> SetExamples:
     """Drawings and all texts, as any other test set."""
     own, texts = result.model_score if result.probabilistic else None, Inputs(result.text, result.table.texts)
     relevance = Relevance.from_dense(torch.from_numpy(result.text_relation.T))
@@ -114,7 +121,7 @@ def texts(result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8
     return found
 
 
-def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], float]:
+def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[CountError], float]:
     """The errors of every level's texts that fit any drawing, and the number that the constant has for all of them."""
     true, found = result.text_relation.sum(1), []
     constant = 2 ** float(np.log2(true[true > 0]).mean())
@@ -122,7 +129,7 @@ def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], flo
         if len(own := np.flatnonzero((result.table.text_level == i) & (true > 0))):
             off = (np.log2(numbers / true[own]) for numbers in (expected[own], constant))
             model, flat = ((float(x.mean()), float(np.abs(x).mean())) for x in off)
-            found.append(Error(level, len(own), float(true[own].mean()), model, flat))
+            found.append(CountError(level, len(own), float(true[own].mean()), model, flat))
     return found, constant
 
 
@@ -139,7 +146,7 @@ def thirds(
     ]
 
 
-def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[Drawing]:
+def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[NamedDrawing]:
     """Some drawings, each with its first name."""
     own, (names, named) = drawn(result), result.galleries["names"]
     gallery = Inputs(names, [concept.name for concept in result.corpus.concepts])
@@ -149,7 +156,7 @@ def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[in
         example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], own.picture(i), top=1)
         for x, i in zip(scores, rows)
     )
-    return [Drawing(said, float(sure[i]), number) for said, i, number in zip(found, rows, fits)]
+    return [NamedDrawing(said, float(sure[i]), number) for said, i, number in zip(found, rows, fits)]
 
 
 # --- what the figures of one run say ---------------------------------------------------------------------------------
