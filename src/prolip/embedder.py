@@ -162,9 +162,7 @@ class Embedder:
         return self.score.units
 
     def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
-        """Embed images as Gaussians (N, D), from what `prolip.open_image` takes; workers: threads that read and
-        preprocess.
-        """
+        """Embed images as Gaussians (N, D), from what `prolip.open_image` takes; workers: threads that read them."""
         return _whole([z for _, z in self.stream(images, open_image, self.encode_image, batch_size, workers)], "image")
 
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
@@ -316,9 +314,7 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and for its kind, as only that is
-    trained.
-    """
+    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and its kind: only it is trained."""
     if similarity is None or similarity == own.name:
         return own
     if not isinstance(similarity, (str, Score)):

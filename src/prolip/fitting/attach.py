@@ -58,14 +58,10 @@ def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
 ) -> Fitted:
     """Fit variances to `pairs`, embeddings of `model`, and write the model with them into `folder`, in its own format.
 
-    ValueError where a written OpenCLIP model would be read as another one, and for pairs of another model; without a
-    fingerprint their widths are compared.
+    ValueError where a written OpenCLIP model would be read as another one, and for pairs of another model.
     """
-    loaded, folder, remedy = (
-        load_model(model, pretrained, tokenizer),
-        Path(folder),
-        "embed them by this model: give --data",
-    )
+    loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
+    remedy = "embed them by this model: give --data"
     if means_fingerprint(loaded) != pairs.model != "":
         raise ValueError(f"the pairs were embedded by another model than {model}: {remedy}")
     for side, batch in probes(loaded):

@@ -131,9 +131,7 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, h
 
 
 def embed_changed(part: RankPart, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> RankPart:
-    """Add the means of the held images in every strong change, where the preprocessing ends in torchvision's
-    `Normalize`.
-    """
+    """Add the means of the held images in every strong change, where the preprocessing ends in a `Normalize`."""
     step = ([*getattr(preprocess, "transforms", [])] or [None])[-1]
     own = held.pictures() if isinstance(step, Normalize) else []
     if not own:
@@ -156,8 +154,7 @@ def chosen(names: Sequence[str]) -> Tensor:
 def join(parts: Sequence[RankPart], image: Rows | None = None) -> RankPart:
     """The parts of all ranks as one, in an order that does not depend on the ranks: images by key, texts by letters.
 
-    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError without any
-    image.
+    image: the rows of all parts, one part's after the other's, where they have none themselves.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:

@@ -167,17 +167,12 @@ def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
 
 FACTS = json.loads(resources.files("prolip.hub").joinpath("card.json").read_text(encoding="utf-8"))
 #: Figures of the corpus: key, words, whether it is a share; those with a value by chance, `chance_NAME`; of other sets.
-KNOWN, CHANCE, TASKS = FACTS["figures"], FACTS["with_chance"], FACTS["tasks"]
+KNOWN, TASKS = FACTS["figures"], FACTS["tasks"]
+CHANCE = {key: "/chance_".join(key.rsplit("/", 1)) for key in FACTS["with_chance"]}
 #: Licences of the bundled pictures by the beginning of their shard's name; captions' levels, by the key of their trace.
 LICENCES, LEVELS = FACTS["licences"], FACTS["levels"]
 #: Other numbers of an evaluation that the card has.
 COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/subgroup/classes", "step"}
-
-
-def by_chance(key: str) -> str:
-    """The name of a figure's value by chance."""
-    task, _, name = key.rpartition("/")
-    return f"{task}/chance_{name}"
 
 
 def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
@@ -185,7 +180,7 @@ def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
     if not isinstance(metrics, dict):
         raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
     lost = {key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
-    shares = {key for key, _, _ in KNOWN} | set(map(by_chance, CHANCE))
+    shares = {key for key, _, _ in KNOWN} | set(CHANCE.values())
     for key, value in metrics.items():
         share = key in shares or key.partition("/")[2] in TASKS
         if value is None or key in lost or not (share or key in COUNTS):
@@ -213,7 +208,7 @@ def figures(metrics: Mapping[str, Any]) -> list[CardRow]:
     for key, words, share in (row for row in KNOWN if row[0] in numbers):
         for part in [part for part in numbers if f"{{{part}}}" in words]:
             words = words.replace(f"{{{part}}}", f"{numbers[part]:.0f}")
-        chance = numbers.get(by_chance(key)) if key in CHANCE else None
+        chance = numbers.get(CHANCE.get(key, ""))
         guessed = "" if chance is None else text(chance, share)
         found.append(CardRow(key, words, text(numbers[key], share), guessed, numbers[key]))
     known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}

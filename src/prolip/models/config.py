@@ -322,9 +322,7 @@ def check_openclip(config: Mapping[str, Any]) -> None:
 
 
 def check_towers(checked: Any, reads: bool) -> None:
-    """Refuse what our own towers do not have, or what only they have; widths that cannot be built; ids with two
-    meanings.
-    """
+    """Refuse what our own towers do not have, or only they; widths that cannot be built; ids with two meanings."""
     for key in ("conv_stem", "mask_padding") if reads else ():
         if getattr(checked.prolip_cfg, key):
             raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")

@@ -107,9 +107,7 @@ class GeneralisedPooling(nn.Module):
         return score.masked_fill(places >= counts, -torch.inf).softmax(1)
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Token features (B, K, D), and which of them count, (B, K) booleans (all; at least one a row) -> (B, D),
-        float32.
-        """
+        """Token features (B, K, D), and which of them count, (B, K) bool (at least one a row) -> (B, D), float32."""
         x = upcast(features).mT.contiguous()
         with torch.no_grad():
             sortable = x if valid is None else x.masked_fill(~valid.unsqueeze(1), -torch.inf)

@@ -82,13 +82,6 @@ def check_indices(name: str, x: Tensor, count: int, remedy: str) -> None:
         raise ValueError(f"{name} are from {low.item()} to {high.item()}, want 0 to {count - 1}: {remedy}")
 
 
-def has_values() -> bool:
-    """Whether values can be read here without breaking a graph in the making."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
 def holds(condition: Tensor) -> bool:
     """Whether a () condition is true; False for tensors without values (meta, fake, vmap)."""
     try:

@@ -17,19 +17,13 @@ from torch import Tensor
 OURS = re.compile(r"(visual|text)\.tower\.")
 
 
-def openclip_view(model: Any) -> SimpleNamespace:
-    """The model in the form that OpenCLIP's functions take."""
-    return SimpleNamespace(
-        visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale, logit_bias=model.logit_bias
-    )
-
-
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated.
 
     Besides what OpenCLIP's `resize_pos_embed` does: those of timm's towers, of a ResNet's pool, of texts with [CLS].
     """
-    view: Any = openclip_view(model)
+    visual, text = model.visual.tower, model.text.tower  # a model in the form that OpenCLIP's functions take
+    view: Any = SimpleNamespace(visual=visual, text=text, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
     found = convert_state_dict(view, dict(state))
     if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
         found = convert_to_custom_text_state_dict(found)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
 from prolip.models.heads import LogVarianceHead
-from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts, has_values
+from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 from prolip.uncertainty.readings import ambiguity_of
@@ -144,8 +144,14 @@ class ProLIP(nn.Module):
         return self.text(text, normalize=normalize)
 
     def _checks(self, kind: str) -> bool:
-        """Whether to check the values of an input: always in evaluation, once per kind in training."""
-        if not has_values() or (self.training and kind in self._checked):
+        """Whether to check the values of an input: always in evaluation, once per kind in training.
+
+        A graph in the making (compiler, export, trace, CUDA graph) has no values to check.
+        """
+        making = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if making or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return False
+        if self.training and kind in self._checked:
             return False
         if self.training:
             self._checked.add(kind)

@@ -22,7 +22,7 @@ from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
-# Published OpenCLIP models have a transformers model beside them, which takes the plain names.
+# of published models, which have a transformers model beside them with the plain names
 OPENCLIP_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
 PROBE_SECONDS = 5.0
 
@@ -202,9 +202,7 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
 
 
 def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The local folder with those files that `repo` has of the first group of names of which it has any, the cache
-    first.
-    """
+    """The local folder with the files that `repo` has of the first of these groups, from the cache or else the hub."""
     from huggingface_hub import snapshot_download  # late: it takes a second
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

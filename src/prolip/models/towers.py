@@ -23,8 +23,7 @@ SPECIAL_TOKENS = 2
 class ConvStem(nn.Sequential):
     """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
-    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm keeps ranks and micro-batches
-    exact.
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm keeps micro-batches exact.
     """
 
     def __init__(self, width: int, patch_size: int):

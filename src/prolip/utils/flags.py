@@ -138,9 +138,7 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
 
 
 def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
-    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict. also:
-    pattern of other words.
-    """
+    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)
     if inner is bool:

@@ -217,9 +217,7 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """Lock a file for this process until the returned one is closed; None where it is locked. It holds its owner and
-    the time.
-    """
+    """Lock a file, with its owner's name and the time, until the returned one is closed; None where it is locked."""
     file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held as long as its user wants
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

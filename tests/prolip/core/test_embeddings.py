@@ -70,7 +70,7 @@ def test_the_likeliest_text_is_the_first_of_the_heaviest():
         ({"text": points(3)[0]}, "want unit means"),
         ({"text_first": torch.zeros(2, 4)}, "text_first is .*want a row for each of 3 texts"),
         ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "want a row for each of 1 texts"),
-        ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"want \(F,\) int64 from 0 to below 3"),
+        ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"int64 from 0 to below 3"),
         (
             {"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])},
             r"want \(F,\) int64 from 0 to below 5",
