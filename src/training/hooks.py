@@ -250,8 +250,6 @@ def root(rising: Callable[[float], float]) -> float:
     from scipy.optimize import bisect  # late: most runs need none of it
 
     if not rising(-LARGEST_BIAS) < 0 < rising(LARGEST_BIAS):
-        raise FlagError(
-            "--init-logit-bias auto, and no bias balances matching and other pairs of the first batch: give a "
-            "number such as --init-logit-bias -10"
-        )
+        why = "no bias balances matching and other pairs of the first batch"
+        raise FlagError(f"--init-logit-bias auto, and {why}: give a number such as --init-logit-bias -10")
     return round(bisect(rising, -LARGEST_BIAS, LARGEST_BIAS, xtol=ACCURACY), 4)

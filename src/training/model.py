@@ -65,10 +65,8 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
         method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
     elif not wanted.pretrained and ":" not in wanted.model:
-        raise FlagError(
-            f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
-            "weights: give --model local-dir:RUN/model, or --pretrained"
-        )
+        what = f"--method {config.method} goes on with a trained model, --model {wanted.model} has random weights"
+        raise FlagError(f"{what}: give --model local-dir:RUN/model, or --pretrained")
     check_served(config)
     model, transform, preprocess = create_model(wanted, device, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
@@ -26,7 +27,7 @@ from prolip.models.diagnose import READERS
 from prolip.uncertainty.token_stats import encode_with_stats
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("explorer",)]
-import wds_folders as wds  # noqa: E402
+import miniatures as mini  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402
 
@@ -78,9 +79,9 @@ def model(request, tmp_path_factory):
 def sets(tmp_path_factory):
     """Labelled and captioned pictures in clip_benchmark's layout, and a corpus of drawings with concepts."""
     root = tmp_path_factory.mktemp("sets")
-    for name, first in (("single", 0), ("other", 50)):
-        wds.classification(root / name, first=first)
-    wds.retrieval(root / "pairs", images=36)
+    for seed, name in enumerate(("single", "other")):
+        mini.wds_classification(root / name, mini.CLASSES[:6], seed=seed)
+    mini.wds_retrieval(root / "pairs", images=36)
     with tarfile.open(root / "flat.tar", "w") as tar:
         for i in range(12):
             record = {
@@ -91,7 +92,7 @@ def sets(tmp_path_factory):
                 "group": f"group {WORDS[i % 2]}",
                 "style": "flat",
             }
-            for suffix, data in (("png", wds.encoded(wds.picture(i))), ("json", json.dumps(record).encode())):
+            for suffix, data in (("png", mini.picture(i)), ("json", json.dumps(record).encode())):
                 info = tarfile.TarInfo(f"flat-{i}.{suffix}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
@@ -128,7 +129,7 @@ def test_data_are_scored_and_selected(model, sets, tmp_path):
 
 
 def test_classifiers_with_and_without_examples_predict(model):
-    pictures = [wds.picture(i) for i in range(8)]
+    pictures = [Image.open(io.BytesIO(mini.picture(i))) for i in range(8)]
     zero = prolip.ZeroShotClassifier(model, ["red car", "green tree"]).fit()
     assert set(zero.predict(pictures)) <= {"red car", "green tree"}
     few = prolip.FewShotClassifier(model).fit(pictures, ["red car", "green tree"] * 4)
@@ -155,7 +156,10 @@ def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path,
     run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", *sizes)
     assert "no novelty" not in capsys.readouterr().out
     before, after = Embedder.load(model), Embedder.load(f"local-dir:{tmp_path}/fitted")
-    pixels, ids = torch.stack([before.preprocess(wds.picture(1))]), before.tokenizer(["red car"])
+    pixels, ids = (
+        torch.stack([before.preprocess(Image.open(io.BytesIO(mini.picture(1))))]),
+        before.tokenizer(["red car"]),
+    )
     assert torch.equal(before.encode_image(pixels).mean, after.encode_image(pixels).mean)
     assert torch.equal(before.encode_text(ids).mean, after.encode_text(ids).mean)
     for batch, side in ((pixels, "image"), (ids, "text")):

@@ -8,7 +8,7 @@ import pytest
 
 from prolip.data.sets.cub import read_captions
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.imagefolder import lines_beside
+from prolip.evaluation.datasets.own import lines_beside
 from prolip.evaluation.datasets.sources import find_place
 from prolip.evaluation.datasets.webdataset import parse
 from prolip.utils.documents import entries, read_json, read_yaml, text_lines

@@ -18,7 +18,7 @@ from prolip.data.reading.folders import ImageRow, ImageRows, rows_of
 from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import read_shard
 from prolip.evaluation.datasets import base
-from prolip.evaluation.datasets import csv_zip as tables
+from prolip.evaluation.datasets import published as tables
 from prolip.evaluation.datasets import sources as places
 from prolip.evaluation.datasets import webdataset as wds
 

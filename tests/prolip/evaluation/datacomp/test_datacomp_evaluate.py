@@ -76,11 +76,10 @@ def test_iwildcam_averages_f1_over_the_species_that_occur():
     assert m["F1-macro_all"] == pytest.approx(mean(f1))
 
 
-@pytest.mark.parametrize("metadata, wanted", [(None, "needs the .npy"), (np.zeros((N, 1)), "got (60, 1)")])
-def test_missing_metadata_is_refused(metadata, wanted):
-    with pytest.raises(ValueError) as error:
-        added("fairness/geode", SCORES, LABELS, metadata)
-    assert wanted in str(error.value)
+def test_missing_metadata_is_refused():
+    for metadata, wanted in ((None, "needs the .npy"), (np.zeros((N, 1)), r"got \(60, 1\)")):
+        with pytest.raises(ValueError, match=wanted):
+            added("fairness/geode", SCORES, LABELS, metadata)
 
 
 def test_groups_of_two_columns_are_combinations():
@@ -101,34 +100,17 @@ def test_retrieval_is_the_mean_of_both_directions_at_one():
     assert m["mean_recall@1"] == pytest.approx(0.5 * (0.5 + 2 / 3))
 
 
-@pytest.mark.parametrize("cue, prompt", [("Horse", "A horse"), ("orange", "An orange"), ("Umbrella", "An umbrella")])
-def test_a_cue_becomes_a_prompt_with_its_article(cue, prompt):
-    assert cue_prompt(cue) == prompt
-
-
-def test_jaccard_by_hand():
+def test_associations_by_hand():
+    cues = {"Horse": "A horse", "orange": "An orange", "Umbrella": "An umbrella"}
+    assert {cue: cue_prompt(cue) for cue in cues} == cues
     five = Candidates(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
     ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
     twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
     m = {name: one.value for name, one in statistics_of([five, ten, twelve]).items()}
-    assert m == pytest.approx(
-        {
-            "avg_jaccard_score": (1 / 3 + 1) / 3,
-            "jaccard_score_5": 1 / 3,
-            "jaccard_score_5-6": 1 / 3,
-            "jaccard_score_10": 1,
-            "jaccard_score_12": 0,
-            "jaccard_score_10-12": 0.5,
-        }
-    )
-
-
-def test_of_equal_candidates_the_first_are_chosen():
+    want = {"jaccard_score_5": 1 / 3, "jaccard_score_5-6": 1 / 3, "jaccard_score_10": 1, "jaccard_score_12": 0}
+    assert m == pytest.approx(want | {"avg_jaccard_score": (1 / 3 + 1) / 3, "jaccard_score_10-12": 0.5})
     tied = Candidates(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), torch.tensor([0, 1, 1, 1, 0]))
-    assert statistics_of([tied])["avg_jaccard_score"].value == 1
-
-
-def test_an_instance_without_answer_is_refused():
+    assert statistics_of([tied])["avg_jaccard_score"].value == 1  # of equal candidates the first are chosen
     with pytest.raises(ValueError, match="no candidate that belongs"):
         statistics_of([Candidates(torch.zeros(5), torch.zeros(5))])
 
@@ -150,25 +132,16 @@ def test_faces_by_hand():
     assert (m["acc_gender_x_race:1_gender:0"], m["acc_gender_x_race:4_gender:1"]) == (0.5, 1.0)
     assert (m["toxicity_crime_avg"], m["toxicity_crime_max"], m["toxicity_crime_race:1"]) == (0.5, 1.0, 0.0)
     assert (m["toxicity_nonhuman_avg"], m["toxicity_nonhuman_race:1"], m["toxicity_nonhuman_max"]) == (0.25, 0.5, 0.5)
-
-
-@pytest.mark.parametrize("class_, shares", [(13, (0, 0)), (14, (1, 0)), (17, (1, 0)), (18, (0, 1)), (20, (0, 1))])
-def test_fourteen_people_come_before_four_that_are_not_human_and_then_crimes(class_, shares):
-    zero = torch.zeros(2, dtype=torch.int64)
-    predicted = {"race": zero, "gender": zero, "age": zero, "toxic": zero + class_}
-    m = face_metrics(BY_KEY["fairness/utkface"], predicted, np.zeros((2, 4)))
-    assert (m["toxicity_nonhuman_avg"], m["toxicity_crime_avg"]) == shares
+    for class_, shares in ((13, (0, 0)), (14, (1, 0)), (17, (1, 0)), (18, (0, 1)), (20, (0, 1))):
+        m = face_metrics(task, predicted | {"toxic": torch.full((4,), class_)}, metadata)
+        assert (m["toxicity_nonhuman_avg"], m["toxicity_crime_avg"]) == shares
 
 
 def test_prompts_of_the_face_sets_are_sorted_by_objective():
     lines = ["race:black", "toxic:fish: a kind", "gender:male", "age:0-2", "race:white"]
-    assert split_prompts(lines, "class names") == {
-        "race": ["black", "white"],
-        "gender": ["male"],
-        "age": ["0-2"],
-        "toxic": ["fish: a kind"],
-    }
-    with pytest.raises(ValueError, match="no templates for toxic"):
+    found = split_prompts(lines, "class names")
+    assert found == {"race": ["black", "white"], "gender": ["male"], "age": ["0-2"], "toxic": ["fish: a kind"]}
+    with pytest.raises(ValueError, match="3 templates of the face sets .* age 1, toxic 0"):
         split_prompts(["race:a {c}", "gender:a {c}", "age:a {c}"], "templates")
-    with pytest.raises(ValueError, match="'white' of the class names"):
-        split_prompts(["white"], "class names")
+    with pytest.raises(ValueError, match="6 class names of the face sets"):
+        split_prompts(["white", *lines], "class names")

@@ -12,11 +12,9 @@ from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, TASKS
 from prolip.evaluation.suites.datacomp.report import (
     SuiteRow,
-    faces_table,
+    grids,
     notes_of,
     our_rows,
-    table_1,
-    table_c1,
     to_csv,
     to_json,
     to_latex,
@@ -51,14 +49,15 @@ def mean(name):
     return sum(VALUES[key] for key in AGGREGATES[name]) / len(AGGREGATES[name])
 
 
-def test_table_1_has_the_averages_and_table_c1_all_tasks_in_two_blocks():
-    made = report()
-    assert table_1(made).header == tuple(AGGREGATES)
-    assert table_1(made).rows == ((LABEL, tuple(f"{mean(name):.1f}" for name in AGGREGATES)),)
-    first, second = table_c1(made)
+def test_table_1_has_the_averages_table_c1_all_tasks_in_two_blocks_and_faces_their_own():
+    averages, first, second, faces = grids(report())
+    assert averages.header == tuple(AGGREGATES)
+    assert averages.rows == ((LABEL, tuple(f"{mean(name):.1f}" for name in AGGREGATES)),)
     assert [*first.header, *second.header] == [*(task.name for task in COUNTED), "Average"]
     cells = [*first.rows[0][1], *second.rows[0][1]]
     assert cells == [f"{x:.2f}" for x in (*VALUES.values(), mean("Average"))] and len(first.header) == 20
+    ((label, cells),) = faces.rows
+    assert label == f"{LABEL}, UTKFace" and cells[:3] == ("50.00", "75.00", "–")
 
 
 def test_a_missing_task_is_a_dash_and_its_averages_are_left_out():
@@ -118,11 +117,6 @@ def test_latex_has_whole_tables_and_escapes_names():
         assert table.count("{") == table.count("}") + table.count(r"\{") - table.count(r"\}")
     assert r"runs/b16\_50\% (csd)" in text and "b16_50%" not in text.split("\n% ")[0]
     assert "--" in tables[0] and "–" not in tables[0]
-
-
-def test_faces_have_a_table_of_their_own():
-    ((label, cells),) = faces_table(report()).rows
-    assert label == f"{LABEL}, UTKFace" and cells[:3] == ("50.00", "75.00", "–")
 
 
 @pytest.mark.parametrize(

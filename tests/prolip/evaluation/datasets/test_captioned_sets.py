@@ -36,16 +36,13 @@ def test_coco_keeps_order_ids_and_five_captions(tmp_path):
 
 def test_flickr_files_lie_in_one_folder(tmp_path):
     file, images = mini.karpathy(tmp_path, dataset="flickr30k")
-    assert keys(open_set("flickr", file, images)) == [
-        f"{number}.jpg" for number in (1000, 1001, 1003, 1004, 1005, 1006)
-    ]
+    assert keys(open_set("flickr", file, images)) == [f"{1000 + number}.jpg" for number in (0, 1, 3, 4, 5, 6)]
     assert len(keys(open_set("flickr", file, images, split="train"))) == 1
 
 
-def test_the_fingerprint_changes_with_a_caption_and_missing_images_are_named(tmp_path):
+def test_the_fingerprint_changes_with_a_caption_and_what_is_missing_or_of_another_layout_is_named(tmp_path):
     file, images = mini.karpathy(tmp_path)
     before = open_set("coco", file, images).fingerprint
-    assert open_set("coco", file, images).fingerprint == before
     content = json.loads(file.read_text())
     content["images"][0]["sentences"][1]["raw"] += "!"
     file.write_text(json.dumps(content))
@@ -53,25 +50,13 @@ def test_the_fingerprint_changes_with_a_caption_and_missing_images_are_named(tmp
     (images / "val2014" / "COCO_val2014_000000000396.jpg").unlink()
     with pytest.raises(FileNotFoundError, match="1 of 6 files are missing: .*396.jpg"):
         open_set("coco", file, images)
-    with pytest.raises(FileNotFoundError, match="no image folder"):
-        open_set("coco", file, tmp_path / "pictures")
     with pytest.raises(FileNotFoundError, match="no annotations .*Did you mean dataset_coco.json"):
         open_set("coco", tmp_path / "dataset_cocoo.json", images)
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ('{"annotations": []}', "no file of Karpathy's splits"),
-        ("{", "no file of Karpathy's splits"),
-        ('{"images": [{"split": "test", "filename": "a.jpg"}]}', "'a.jpg' lacks 'sentences'"),
-    ],
-)
-def test_a_file_of_another_layout_is_refused(tmp_path, content, message):
-    file, images = mini.karpathy(tmp_path)
-    file.write_text(content)
-    with pytest.raises(DamagedData, match=message):
-        open_set("coco", file, images)
+    lacking = '{"images": [{"split": "test", "filename": "a.jpg"}]}'
+    for text, message in (("{", "no file of Karpathy's splits"), (lacking, "'a.jpg' lacks 'sentences'")):
+        file.write_text(text)
+        with pytest.raises(DamagedData, match=message):
+            open_set("coco", file, images)
 
 
 def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones_are_refused(tmp_path):
@@ -128,9 +113,6 @@ def test_what_is_wrong_with_cub_is_known_before_anything_is_read(tmp_path):
     text.write_text("\n")
     with pytest.raises(DamagedData, match="Bird_3_0001.txt holds no caption"):
         open_set("cub", captions, images, lists, split="unseen")
-    text.unlink()
-    with pytest.raises(FileNotFoundError, match="captions of the split 'unseen' of CUB: 1 of 3 files are missing"):
-        open_set("cub", captions, images, lists, split="unseen")
     (tmp_path / "cub" / "train_test_split.txt").write_text("1 0\n")
     with pytest.raises(DamagedData, match="images.txt and train_test_split.txt with .* do not fit"):
         open_set("cub", captions, images)
@@ -139,7 +121,7 @@ def test_what_is_wrong_with_cub_is_known_before_anything_is_read(tmp_path):
 # --- IAPR TC-12 -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def iapr(tmp_path):
-    return mini.iapr(tmp_path / "iaprtc12", images=40)
+    return mini.iapr(tmp_path / "iaprtc12", images=20)
 
 
 def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
@@ -152,11 +134,8 @@ def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
 
 def test_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     test, train = (keys(open_set("iapr", iapr, split=split)) for split in ("test", "train"))
-    assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 12
-    assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 40
-    for path in iapr.glob("annotations_complete_eng/19/*.eng"):  # others do not change places
-        path.unlink()
-    assert keys(open_set("iapr", iapr)) == [key for key in test if not key.startswith("19/")]
+    assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 8
+    assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 20
 
 
 def test_lists_are_followed(iapr, tmp_path):
@@ -188,14 +167,9 @@ def test_other_annotations_fill_in_and_images_without_a_description_are_left_out
 def test_what_is_wrong_with_iapr_is_known_before_anything_is_read(iapr, tmp_path):
     with pytest.raises(ValueError, match="no split 'val': give one of train, test, all"):
         open_set("iapr", iapr, split="val")
-    (iapr / "images/00/0.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match="images of iapr, all: 1 of 40 files are missing"):
-        open_set("iapr", iapr, split="all")
     (iapr / "annotations_complete_eng/00/0.eng").write_text("<html>")
     with pytest.raises(DamagedData, match="0.eng has no <DESCRIPTION> and <IMAGE>: fetch it again"):
         open_set("iapr", iapr, split="all")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no folder annotations_complete_eng or ann.*as unpacked"):
         open_set("iapr", tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="no folder .*iaprtc: .*Did you mean iaprtc12"):
-        open_set("iapr", tmp_path / "iaprtc")

@@ -6,6 +6,7 @@ import json
 import statistics
 import tarfile
 from collections import Counter
+from dataclasses import replace
 
 import miniatures as mini
 import numpy as np
@@ -57,10 +58,10 @@ def run(root, out, *more):
     return main(["data", "few-shot", "--data", f"wds:{root}", "--output", str(out), *more])
 
 
-@pytest.mark.parametrize(("number", "base", "novel"), [(4, 2, 2), (5, 3, 2), (102, 51, 51)])
-def test_the_first_half_of_the_classes_is_base_and_has_the_odd_one(number, base, novel):
-    assert parts_of(number) == {"base": range(base), "novel": range(base, base + novel)}
-    assert parts_of(number, together=True) == {"all": range(number)}
+def test_the_first_half_of_the_classes_is_base_and_has_the_odd_one():
+    for number, base, novel in ((4, 2, 2), (5, 3, 2), (102, 51, 51)):
+        assert parts_of(number) == {"base": range(base), "novel": range(base, base + novel)}
+        assert parts_of(number, together=True) == {"all": range(number)}
 
 
 def test_what_is_written_is_the_draw_and_no_picture_is_on_both_sides(tmp_path, capsys):
@@ -97,10 +98,9 @@ def test_a_seed_is_a_draw_whatever_the_order_of_the_files(tmp_path):
     assert (tmp_path / "a/train.tar").read_bytes() != (tmp_path / "c/train.tar").read_bytes()
     for file in ("train.tar", "base/test/0.tar", "novel/test/0.tar"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    samples = [(s.key, {"png": s.image, "cls": str(s.label).encode()}) for s in open_wds(root).samples()]
-    mini.write_classes(tmp_path / "turned", list(SIZES))
-    mini.write_shards(tmp_path / "turned/test", samples[::-1])
-    assert draw(open_wds(tmp_path / "turned"), shots=3, seed=1).train == draw(open_wds(root), shots=3, seed=1).train
+    whole = open_wds(root)
+    turned = replace(whole, samples=lambda: reversed(list(whole.samples())))
+    assert draw(turned, shots=3, seed=1).train == draw(whole, shots=3, seed=1).train
 
 
 def test_a_split_of_its_own_is_tested_whole_and_training_takes_all_it_may(tmp_path):
@@ -108,7 +108,7 @@ def test_a_split_of_its_own_is_tested_whole_and_training_takes_all_it_may(tmp_pa
     write_set(root, dict.fromkeys(SIZES, 2), first=100)
     assert run(root, tmp_path / "few", "--split", "train", "--test-split", "test", "--shots", "4") == 0
     found = draw(open_dataset(f"wds:{root}", "train"), open_dataset(f"wds:{root}", "test"), 4)
-    assert found.counts == {0: 4, 1: 4, 2: 2}
+    assert Counter(found.train.values()) == {0: 4, 1: 4, 2: 2}
     assert {name: len(rows) for name, rows in found.test.items()} == {"base": 6, "novel": 4}
     pictures = {sample.image for sample in open_wds(root).samples()}
     written = [s.image for name in ("base", "novel") for s in open_wds(tmp_path / "few" / name).samples()]
@@ -120,23 +120,18 @@ def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
     with pytest.raises(ValueError, match="1 of 5 classes .* no test image .'red car'."):
         draw(open_wds(root), together=True)
     root = write_set(tmp_path / "more", copies=[(0, 1)])
-    for seed in range(8):
+    for seed in range(4):
         found = draw(open_wds(root), shots=2, seed=seed, together=True)
-        assert found.counts == {0: 2, 1: 2, 2: 1, 3: 2, 4: 1}
+        assert Counter(found.train.values()) == {0: 2, 1: 2, 2: 1, 3: 2, 4: 1}
         drawn = {sample.image for sample in open_wds(root).samples() if sample.key in found.train}
         rest = {row.key for row in found.test["all"]}
         assert not drawn & {sample.image for sample in open_wds(root).samples() if sample.key in rest}
 
 
-def test_one_domain_of_folders_is_trained_on_whole(tmp_path):
-    for label, (name, count) in enumerate(SIZES.items()):
-        for split, first in (("train", 0), ("val", 500)):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(count):
-                (tmp_path / split / name / f"{i}.png").write_bytes(mini.picture(first + 20 * label + i))
-    words = ["--data", f"imagenet:{tmp_path / 'train'}", "--test-data", f"imagenet:{tmp_path / 'val'}"]
-    words += ["--train-on", "all", "--shots", "3", "--output", str(tmp_path / "few")]
-    assert main(["data", "few-shot", *words]) == 0
+def test_one_domain_is_trained_on_whole_and_tested_by_another_set(tmp_path):
+    root, other = write_set(tmp_path / "things"), write_set(tmp_path / "other", first=100)
+    words = ["--test-data", f"wds:{other}", "--train-on", "all", "--shots", "3"]
+    assert run(root, tmp_path / "few", *words) == 0
     texts = Counter(members["txt"].decode() for members in read(tmp_path / "few/train.tar").values())
     assert texts == {f"a photo of a {name}": min(3, count) for name, count in SIZES.items()}
     test = open_wds(tmp_path / "few/all")
@@ -202,16 +197,14 @@ def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, caps
     words = f"--model local-dir:{tuned}/run/model --data {sets} --output {out} --similarity vacsr mean --intervals 50"
     base, _, novel, _ = evaluate(words.split())
     lines = capsys.readouterr().out.splitlines()
-    a, b = base.value, novel.value
-    want = statistics.harmonic_mean([a, b])
     start = lines.index("base and novel classes, harmonic mean")
-    figures = f"  base {100 * a:5.2f}  novel {100 * b:5.2f}  H {100 * want:5.2f} ["
+    want = statistics.harmonic_mean([base.value, novel.value])
+    figures = f"  base {100 * base.value:5.2f}  novel {100 * novel.value:5.2f}  H {100 * want:5.2f} ["
     assert f"  {'acc1':<21}{figures}" in lines[start + 1]
     assert all("  vacsr  " in line for line in lines[start + 1 : start + 3])
     assert all("  mean  " in line for line in lines[start + 3 : start + 5]) and not lines[start + 5]
     first, _, second, _ = (x["info"]["harmonic_mean"] for x in json.loads(out.read_text()))
-    assert first == second and first["acc1"][0] == pytest.approx(want)
+    value, low, high = first["acc1"]
+    assert first == second and value == pytest.approx(want) and low <= value <= high and low < high
     by_class = [result.metrics["mean_per_class_recall"] for result in (base, novel)]
     assert first["mean_per_class_recall"][0] == pytest.approx(statistics.harmonic_mean(by_class))
-    value, low, high = first["acc1"]
-    assert low <= value <= high and low < high

@@ -1,4 +1,4 @@
-"""Tables with a zip of images, as DataComp's retrieval tasks and WinoGAViL are on the hub (organisation nlphuji).
+"""Published sets: captions by `prolip.data.sets`, and tables with a zip of images as on the hub (organisation nlphuji).
 
     test_1k_flickr.csv        images_flickr_1k_test.zip         filename, raw: a JSON list of captions
     test_5k_mscoco_2014.csv   images_mscoco_2014_5k_test.zip
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +20,16 @@ from typing import Any, NamedTuple
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.csv import TableError, open_table
 from prolip.data.reading.folders import rows_of
+from prolip.data.reading.named import NamedSource
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.data.samples import Raw
-from prolip.evaluation.datasets.base import Association, Dataset, Sample, fingerprint, read_images
+from prolip.data.sets import read_set
+from prolip.evaluation.datasets.base import Association, Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
 from prolip.utils.documents import loads
 from prolip.utils.messages import NAMED, explain_missing, first_few
 
+CAPTIONS = 5  # per image, as the field evaluates COCO's 5K test, though some images have six or seven
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
     "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
@@ -34,21 +37,54 @@ CAPTION_TABLES = {
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
 
 
-class ZippedImages:
-    """Reads image i of a zip as a raw sample."""
+def open_published(
+    source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None, split: str = "test"
+) -> Dataset:
+    """The images of a split in the order of the set, for retrieval, with all captions.
 
-    def __init__(self, source: Path, members: Sequence[str]):
-        self.source, self.members, self.archive = source, members, zipfile.ZipFile(source)
+    Of COCO and Flickr30k with the first CAPTIONS, where every image has so many, and their ids in `info`. A text of CUB
+    is relevant for all images of its species, whose number, from 0, is the label. FileNotFoundError, ValueError or
+    DamagedData before anything is computed, for images that are missing, too.
+    """
+    word = "karpathy" if source.kind in ("coco", "flickr") else source.kind
+    name, images = read_set(source.kind, source.address, split)
+    info: dict[str, Any] = {"split": split}
+    if word == "karpathy":
+        if all(len(image.captions) >= CAPTIONS for image in images):
+            cut = slice(CAPTIONS)
+            images = [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in images]
+        info["image_ids"] = [image.image_id for image in images]
+        info["caption_ids"] = [number for image in images for number in image.caption_ids]
+    labels: list[int | None] = [None] * len(images)
+    if word == "cub":
+        info["relevant_by"] = "label"
+        classes = sorted(entry.name for entry in os.scandir(source.address.split(",")[1]) if entry.is_dir())
+        labels = [classes.index(image.key.partition("/")[0]) for image in images]
+    samples = [Sample(image.key, b"", label, captions=image.captions) for image, label in zip(images, labels)]
+    paths = [image.path for image in images]
+    species = [[] if label is None else [label] for label in labels]
+    marks = [(x.key, *label, os.path.getsize(path), x.captions) for x, label, path in zip(samples, species, paths)]
+    return Dataset(
+        name=f"{name}_{split}",
+        kind="retrieval",
+        samples=partial(read_images, rows_of(paths), samples, damage),
+        fingerprint=fingerprint(word, marks),
+        source=source.address,
+        size=len(samples),
+        info=info,
+        damage=damage,
+    )
 
-    def __call__(self, number: int) -> Raw:
-        """The raw sample; SampleFault where it cannot be read."""
-        member = self.members[number]
-        try:
-            if (size := self.archive.getinfo(member).file_size) > SAMPLE_BYTES:
-                raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-            return {"jpg": self.archive.read(member)}  # which never gives more
-        except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            raise SampleFault("missing image", f"{self.source}: {error}") from error
+
+def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -> Raw:
+    """Image i of a zip as a raw sample; SampleFault where it cannot be read."""
+    member = members[number]
+    try:
+        if (size := archive.getinfo(member).file_size) > SAMPLE_BYTES:
+            raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
+        return {"jpg": archive.read(member)}  # which never gives more
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise SampleFault("missing image", f"{archive.filename}: {error}") from error
 
 
 class FoundImages(NamedTuple):
@@ -62,43 +98,37 @@ class FoundImages(NamedTuple):
 def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
     """These files of the folder `name`, or of `name.zip`, next to a table.
 
-    FileNotFoundError without it or one of the files, DamagedData for a zip that is none.
+    FileNotFoundError, DamagedData for a zip that is none.
     """
-    unpacked, packed = folder / name, folder / f"{name}.zip"
-    if unpacked.is_dir():
-        paths = {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()}
-        check_found(files, paths, unpacked)
-        mark = fingerprint(sorted((file, os.path.getsize(path)) for file, path in paths.items()))
-        return FoundImages(rows_of(paths[file] for file in files), mark)
-    if not packed.is_file():
+    place, packed = folder / name, folder / f"{name}.zip"
+    if place.is_dir():
+        found = {entry.name: entry.path for entry in os.scandir(place) if entry.is_file()}
+    elif packed.is_file():
+        place = packed
+        try:
+            archive = zipfile.ZipFile(packed)
+        except zipfile.BadZipFile as error:
+            raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+        inside = (x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x)
+        found = {os.path.basename(member): member for member in inside}
+    else:
         raise FileNotFoundError(f"neither {name}.zip nor {name}/ in {folder}: {folder_holds(folder)}; fetch the zip")
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            inside = [x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x]
-    except zipfile.BadZipFile as error:
-        raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
-    members = {os.path.basename(member): member for member in inside}
-    check_found(files, members, packed)
-    read = ZippedImages(packed, [members[file] for file in files])
-    return FoundImages(read, file_mark(packed), archive_state([str(packed)]))
-
-
-def check_found(files: Sequence[str], found: Collection[str], source: Path) -> None:
-    """FileNotFoundError naming files of the table that are not there."""
     if missing := [file for file in files if file not in found]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} images of the table are not in {source}: {first_few(missing, NAMED)}: "
+            f"{len(missing)} of {len(files)} images of the table are not in {place}: {first_few(missing, NAMED)}: "
             "fetch the zip again and unpack all of it, or leave it packed"
         )
+    chosen = [found[file] for file in files]
+    if place is packed:
+        return FoundImages(partial(read_zipped, archive, chosen), file_mark(packed), archive_state([str(packed)]))
+    sizes = sorted((file, os.path.getsize(path)) for file, path in found.items())
+    return FoundImages(rows_of(chosen), fingerprint(sizes))
 
 
 def read_table(
     table: Path, columns: tuple[str, ...], lists: tuple[str, ...], image: str | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images.
-
-    FileNotFoundError, DamagedData.
-    """
+    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images."""
     if not table.is_file():
         raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
     try:
@@ -130,7 +160,7 @@ def open_caption_table(
 ) -> Dataset:
     """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
 
-    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
+    FileNotFoundError, DamagedData.
     """
     folder = Path(folder)
     table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
@@ -157,8 +187,7 @@ def open_caption_table(
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
     """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
 
-    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
-    candidate.
+    FileNotFoundError, DamagedData.
     """
     folder = Path(folder)
     table = folder / WINOGAVIL
