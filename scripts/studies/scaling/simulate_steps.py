@@ -28,7 +28,8 @@ if str(ROOT / "src") not in sys.path:
 
 from prolip.data.config import chunks_ahead
 from prolip.plan import tables
-from prolip.plan.config import GB, INTER_DELAY, INTRA_DELAY, Cluster, PlanConfig, read_flags
+from prolip.plan.config import PlanConfig, read_flags
+from prolip.plan.models import GB, INTER_DELAY, INTRA_DELAY, Cluster
 from prolip.plan.phases import PairExchange, Step
 from prolip.plan.plan import RunPlan, make_plan
 from prolip.utils import console

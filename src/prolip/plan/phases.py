@@ -10,8 +10,8 @@ from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import Exchange, choose_exchange
 from prolip.losses.exchanges import row_width
 from prolip.losses.pairs import default_block
-from prolip.plan.config import FLOAT, GB, HALF, INTER_DELAY, Cluster, PlanConfig
-from prolip.plan.models import ADAM_STATES, CUDA, ModelCount
+from prolip.plan.config import FLOAT, HALF, PlanConfig
+from prolip.plan.models import ADAM_STATES, CUDA, GB, INTER_DELAY, Cluster, ModelCount
 from prolip.plan.tables import HOUR, MINUTE, Rows, Value, number, size, span, whole
 from prolip.utils.flags import FlagError
 

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 from prolip.flops import FORWARD_AND_BACKWARD
-from prolip.plan.config import GB, Cluster, PlanConfig, build_cluster
-from prolip.plan.models import count_of_run, memory
+from prolip.plan.config import PlanConfig
+from prolip.plan.models import GB, Cluster, build_cluster, count_of_run, memory
 from prolip.plan.phases import Step, failures, feed, phases, step_times, traffic
 from prolip.plan.tables import HOUR, Rows, Value, number, span
 

@@ -20,8 +20,8 @@ from prolip.gaussian import Gaussian
 from prolip.losses import ppcl_over_ranks
 from prolip.losses.contrastive import GATHERED_BYTES
 from prolip.losses.exchanges import row_width
-from prolip.plan.config import FLOAT, HALF, PlanConfig, build_cluster
-from prolip.plan.models import activations, count_of_run, loss_space, memory
+from prolip.plan.config import FLOAT, HALF, PlanConfig
+from prolip.plan.models import activations, build_cluster, count_of_run, loss_space, memory
 from prolip.plan.phases import step_times
 
 NAME = "ProLIP-ViT-S-16"

@@ -11,8 +11,8 @@ import pytest
 
 from prolip.data.config import DataConfig
 from prolip.data.order.cursor import Cursor
-from prolip.plan.config import PlanConfig, build_cluster
-from prolip.plan.models import count_of_run
+from prolip.plan.config import PlanConfig
+from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import (
     BUFFER,
     MOST_STEPS,

@@ -18,8 +18,8 @@ from prolip.losses import Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import exchanges as real_ring
 from prolip.losses.exchanges import GRADIENT_TAG, TEXT_TAG, row_width, score_gathered
 from prolip.losses.pairs import Columns, WantedGradients, finish, zero_rows
-from prolip.plan.config import PlanConfig, build_cluster
-from prolip.plan.models import count_of_run
+from prolip.plan.config import PlanConfig
+from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import BLOCK_KERNELS, LAUNCH, pairs, scoring, step_times
 
 LOCAL, DIM = 6, 10
