@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prolip.data.config import DataConfig
-from prolip.data.order.cursor import Cursor
+from prolip.data.order import Cursor
 from prolip.plan.config import PlanConfig
 from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from prolip.data.sets.cub import read_captions
+from prolip.data.sets import read_lines
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.own import lines_beside
 from prolip.evaluation.datasets.sources import find_place
@@ -77,7 +77,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     assert lines_beside(tmp_path, "classnames.txt") == tuple(names)
     assert find_place(tmp_path).lines("classnames.txt") == tuple(names)
     (tmp_path / "captions.txt").write_bytes(text.encode())
-    assert read_captions(tmp_path / "captions.txt") == tuple(names)
+    assert read_lines(tmp_path / "captions.txt") == list(names)
     raw = {"__key__": "a", "png": b"", "txt": text.encode()}
     assert parse("retrieval", 0, raw).captions == tuple(names)
     assert text_lines("") == text_lines(" \n") == []

@@ -69,9 +69,7 @@ class CsvTable:
         return places[0]
 
     def read(self, image: int | None = None, damaged: dict[int, str] | None = None) -> Iterator[list[str]]:
-        """The cells of each row. image: the place of the column of image paths; damaged: takes number -> what is wrong
-        of rows with another number of cells and no quotation mark, which otherwise are an error.
-        """
+        """The cells of each row. image: the place of image paths; damaged: takes unquoted rows of another width."""
         rows = spanning = 0
         for cells in self._cells:
             if len(cells) != len(self.columns):

@@ -250,10 +250,9 @@ def build_index(
     policy: ReadPolicy = PIPES,
     seen: Callable[[IndexedShard], None] = lambda shard: None,
 ) -> str:
-    """Read shards and write their index, by default index.json in their folder; returns its place, "" without any.
+    """Read shards and write their index, by default index.json beside them; returns its place, "" without any.
 
-    seen: is called with the result of each shard. ValueError, ImportError and OSError before anything is read where no
-    index can be written there, OSError where it fails later.
+    seen: takes the result of each shard. Errors before anything is read where no index can be written there.
     """
     if not place:
         folders = sorted({parent(url) for url in urls})
