@@ -68,7 +68,6 @@ MODES = {
     "flip-once": [Answer(data="flipped"), OK],
     # what does not
     "cut-always": [Answer(stop=4196)],
-    "reset-always": [HALF._replace(then="reset")],
     "stall-always": [HALF._replace(then="hang")],
     "silent": [Answer(0, then="hang")],
     "trickle": [HALF._replace(then="trickle")],

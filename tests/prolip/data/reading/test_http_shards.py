@@ -84,7 +84,6 @@ def test_a_retry_asks_for_the_rest_only(server):
     ("mode", "kind", "message"),
     [
         ("cut-always", "interrupted shard", "after 3 retries"),
-        ("reset-always", "interrupted shard", "after 3 retries"),
         ("busy", "interrupted shard", "HTTP 503"),
         ("endless-redirect", "interrupted shard", "TooManyRedirects"),
         ("missing", "unreadable shard", "HTTP 404"),
