@@ -102,7 +102,7 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
     return dict(state)
 
 
-# --- OpenCLIP's weights: its names are ours without `tower` ------------------------------------------------------------
+# --- OpenCLIP's weights: its names are ours without `tower` -----------------------------------------------------------
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
     visual, text = model.visual.tower, model.text.tower  # a model in the form that OpenCLIP's functions take
