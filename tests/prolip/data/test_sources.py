@@ -10,7 +10,7 @@ from tiny_loaders import build, epoch, write_csv
 from tiny_tars import letters, plain, png, write_shards
 
 from prolip.data.config import DataConfig, chunks_ahead
-from prolip.data.loader import DataConfig, build_loader
+from prolip.data.loader import build_loader
 from prolip.data.sources import build_source
 
 

@@ -1,4 +1,4 @@
-"""Samples and shards that cannot be used: counted, replaced, fatal when there are too many; ranks step equally often."""
+"""Samples and shards that cannot be used: counted, replaced, fatal when too many; ranks step equally often."""
 
 import io
 import tarfile
