@@ -1,7 +1,5 @@
 """Samples and shards that cannot be used: counted, replaced, fatal when too many; ranks step equally often."""
 
-import io
-import tarfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -9,10 +7,9 @@ from pathlib import Path
 import pytest
 from faulty_servers import FaultyServer
 from tiny_loaders import build, epoch, with_bad_images, write_csv
-from tiny_tars import letters, plain, png, write_shards, write_tar
+from tiny_tars import letters, plain, write_shards
 
 from prolip.data import faults
-from prolip.data.captions import caption_id
 from prolip.data.faults import FaultCounter, TooManyBadSamples
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.reading.csv import TableError
@@ -54,29 +51,6 @@ def test_a_csv_without_a_single_image_stops_instead_of_turning_for_ever(tmp_path
         reason = rf"none of {12 // max(workers, 1)} rows can be (.|\n)*missing image: .*\.png: No such file"
         with pytest.raises(TooManyBadSamples, match=reason):
             epoch(build(data, workers=workers, max_bad_fraction=1.0))
-
-
-def test_a_selection_whose_json_is_nowhere_stops_within_its_first_pass(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "LOST_SAMPLES", 10)
-    urls = [write_tar(tmp_path / f"{i}.tar", [(f"k{j}", {"png": png(j)}) for j in range(4)]) for i in range(9)]
-    loader = build("::".join(urls), select="group=objects", train_num_samples=36, max_bad_fraction=1.0)
-    with pytest.raises(TooManyBadSamples, match=r"10 samples were lost(.|\n)*missing json 10;"):
-        epoch(loader)
-
-
-def test_texts_and_names_that_no_encoder_takes_do_not_end_a_run(tmp_path):
-    """Lone surrogates in a caption; member names in Latin-1; brackets without end."""
-    rows = [(f"k{i}\udce4", {"png": png(i), "json": rb'{"name": "cat \ud83d"}'}) for i in range(8)]
-    with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.GNU_FORMAT) as archive:
-        for key, parts in [*rows, ("deep", {"png": png(9), "json": b"[" * 100_000})]:
-            for suffix, data in parts.items():
-                info = tarfile.TarInfo(f"{key}.{suffix}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    loader = build(tmp_path, caption_sampling="name", known_matches=True, max_bad_fraction=0.5, train_num_samples=8)
-    batches = epoch(loader)
-    assert sorted(key for batch in batches for key in batch["key"]) == [rf"k{i}\udce4" for i in range(8)]
-    assert {row for batch in batches for row in batch["caption_id"].tolist()} == {caption_id("cat \ufffd")}
 
 
 def test_faults_of_an_epoch_are_judged_over_all_ranks_where_they_are_joined(tmp_path):
