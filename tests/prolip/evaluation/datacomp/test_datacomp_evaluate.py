@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from dense_ranking import rank
 
 from prolip.evaluation.metrics.classification import label_ranks
-from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
 from prolip.evaluation.suites.datacomp.evaluate import (
     added_metrics,
     by_group,
     face_metrics,
-    retrieval_metrics,
     split_prompts,
 )
 from prolip.evaluation.tasks.association import Candidates, cue_prompt, statistics_of
@@ -88,16 +85,6 @@ def test_groups_of_two_columns_are_combinations():
     shares = {"race:0_gender:0": (0.5, 2.0), "race:0_gender:1": (1.0, 1.0), "race:2_gender:1": (1.0, 1.0)}
     wanted = {f"acc_{name}": share for name, (share, _) in shares.items()} | {"acc_wg": 0.5}
     assert m == wanted | {f"count_{name}": count for name, (_, count) in shares.items()}
-
-
-def test_retrieval_is_the_mean_of_both_directions_at_one():
-    scores = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.3, 0.7]])
-    relevant = torch.tensor([[True, True, False], [False, False, True]])
-    both = both_directions(rank(scores, relevant), rank(scores.mT, relevant.mT))
-    m = retrieval_metrics(both | {"mean_recall@1": (both["i2t/R@1"] + both["t2i/R@1"]) / 2})
-    assert m["text_retrieval_recall@1"] == 0.5  # image 0 finds text 0, image 1 finds text 0 instead of text 2
-    assert m["image_retrieval_recall@1"] == pytest.approx(2 / 3)  # text 1 finds image 1
-    assert m["mean_recall@1"] == pytest.approx(0.5 * (0.5 + 2 / 3))
 
 
 def test_associations_by_hand():
