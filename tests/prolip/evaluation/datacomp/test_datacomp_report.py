@@ -60,24 +60,20 @@ def test_table_1_has_the_averages_table_c1_all_tasks_in_two_blocks_and_faces_the
     assert label == f"{LABEL}, UTKFace" and cells[:3] == ("50.00", "75.00", "–")
 
 
-def test_a_missing_task_is_a_dash_and_its_averages_are_left_out():
+def test_averages_without_a_task_are_left_out_and_with_one_on_other_images_marked():
     made = report(without=["vtab/svhn"])
     assert set(made[0].averages) == {"ImageNet", "IN dist. shifts", "Retrieval"}
     text = to_markdown(made)
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     shown = [f"{mean(name):.1f}" for name in ("ImageNet", "IN dist. shifts", "Retrieval")]
     assert row == f"| {LABEL} | {shown[0]} | {shown[1]} | – | {shown[2]} | – |"
-    assert f"{LABEL}: no VTAB, 12 of 13 tasks are there; missing: SVHN." in text
-    assert f"{LABEL}: no Average, 37 of 38 tasks are there; missing: SVHN." in text
-
-
-def test_a_task_on_other_images_or_classes_is_marked_and_so_are_its_averages():
+    for name, there in (("VTAB", "12 of 13"), ("Average", "37 of 38")):
+        assert f"{LABEL}: no {name}, {there} tasks are there; missing: SVHN." in text
     text = to_markdown(report(small=["cars"]))
     assert rf"\* {LABEL}: Stanford Cars on 12 images instead of 8041 images." in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     assert row.endswith(f"| {mean('Retrieval'):.1f} | {mean('Average'):.1f}* |")
-    changed = results()
-    changed["cars"] = TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})
+    changed = results() | {"cars": TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})}
     notes = notes_of(our_rows({ME: changed}))
     assert any("Stanford Cars on 8041 images of 3 classes instead of 8041 images of 196" in note for note in notes)
 

@@ -120,13 +120,11 @@ def test_a_set_with_matches_by_place_cannot_be_split(made):
         held_out(dataset, Split(0.5))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "classes"])
-def test_every_form_with_classes_fits_prompts_and_is_drawn_from(made, kind, tmp_path, folder):
-    words = ("--data", made[kind], "--rule", "bprw", "--model", folder, "--output", tmp_path / "weights.json")
+def test_a_folder_with_classes_fits_prompts_and_is_drawn_from(made, tmp_path, folder):
+    words = ("--data", made["classes"], "--rule", "bprw", "--model", folder, "--output", tmp_path / "weights.json")
     run("prompts", "fit", *words)
-    weights = PromptWeights.load(tmp_path / "weights.json")
-    assert weights.classnames == own_data.CLASSES
-    run("data", "few-shot", "--data", made[kind], "--shots", 2, "--train-on", "all", "--output", tmp_path / "few")
+    assert PromptWeights.load(tmp_path / "weights.json").classnames == own_data.CLASSES
+    run("data", "few-shot", "--data", made["classes"], "--shots", 2, "--train-on", "all", "--output", tmp_path / "few")
     assert open_dataset(f"wds:{tmp_path}/few/all").classnames == own_data.CLASSES
 
 
