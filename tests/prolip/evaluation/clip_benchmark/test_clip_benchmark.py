@@ -143,17 +143,6 @@ def test_retrieval_equals_our_evaluator_and_leaves_out_k_above_the_gallery(folde
     assert f"note: text_retrieval_recall@100 is left out: only {3 * images} texts" in reported
 
 
-def test_caption_selection_equals_a_loop_over_instances(folders, ours, model):
-    samples = mini.read_split(folders / "pairs" / "test")
-    z_image, right = images_of(model, samples), []
-    for i, texts in enumerate(captions_of(samples)):
-        scores = similarity_scores(z_image.select([i]), model.embed_texts(texts), "csd")
-        right.append(float(scores.argmax() == 0))  # the first caption is the true one
-    result = evaluate(folders / "pairs", "--model", ours, "--task", "image_caption_selection")
-    assert 0 < np.mean(right) < 1
-    assert result["metrics"] == pytest.approx({"image_acc": 1.0, "text_acc": np.mean(right), "acc": np.mean(right)})
-
-
 @pytest.fixture
 def without_cuda(monkeypatch):
     """linear_probe.evaluate as `python -O` compiles it, without its `assert device == "cuda"`; .cuda() does nothing."""

@@ -1,10 +1,7 @@
 """The command around the tasks: what is missing, damaged, killed, weighed, fitted; what is refused."""
 
-import csv
 import json
 import shutil
-import threading
-import time
 
 import miniatures
 import pytest
@@ -17,9 +14,8 @@ from prolip.embedder import Embedder, check_device
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.prompts import fit_prompts
-from prolip.evaluation.suites.datacomp import catalogue, run
+from prolip.evaluation.suites.datacomp import catalogue
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
-from prolip.evaluation.suites.datacomp.report import our_rows
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 
@@ -97,32 +93,6 @@ def test_what_was_finished_before_is_said_and_gets_no_plots(suite, tmp_path, cap
     (plots,) = (out / "plots").iterdir()
     assert plots.name == "cifar10-csd" and {"risk_coverage.png", "by_decile.png"} <= {x.name for x in plots.iterdir()}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
-
-
-def test_tables_of_processes_that_end_together_hold_the_results_of_all(suite, tmp_path, monkeypatch):
-    for name, task in (("out", "mnist"), ("other", "cifar10")):
-        suite.run(tmp_path / name, "--tasks", task)
-    late = (tmp_path / "other" / "results.jsonl").read_text()
-    read, said = threading.Event(), []
-
-    def slow(results):  # between what the first one has read and what it writes, the second one ends
-        rows = our_rows(results)
-        if not read.is_set():
-            read.set()
-            time.sleep(0.3)
-        return rows
-
-    monkeypatch.setattr(run, "our_rows", slow)
-    folder = tmp_path / "out"
-    first = threading.Thread(target=run.write_tables, args=(folder, said.append))
-    first.start()
-    assert read.wait(10)
-    with open(folder / "results.jsonl", "a") as file:
-        file.write(late)
-    run.write_tables(folder, said.append)
-    first.join()
-    (row,) = csv.DictReader((folder / "tables.csv").read_text().splitlines())
-    assert row["MNIST"] and row["CIFAR-10"]
 
 
 def test_shards_of_the_suite_make_the_whole_together(suite, tmp_path):
@@ -218,28 +188,23 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
         fit_prompts(open_wds(pool), embedder, Reweighing(2)).save(tmp_path / f"{name}.json")
     weights, out = PromptWeights.load(tmp_path / "pool.json"), tmp_path / "out"
     flickr = "retrieval/flickr_1k_test_image_text_retrieval"
-    words = ["--tasks", "cifar10", flickr]
+    words, pool, wide = ["--tasks", "cifar10", flickr], tmp_path / "pool.json", tmp_path / "wide.json"
     other = miniatures.prolip_folder(tmp_path / "other", seed=3)
-    for more, message in (
-        (["wide.json"], "those of no task here"),
-        (["pool.json", "pool.json"], "are both of one task"),
-        (["pool.json", "--model", other], "has other weights"),
+    for given, message in (
+        ([wide], "those of no task here"),
+        ([pool, pool], "are both of one task"),
+        ([pool, "--model", other], "has other weights"),
     ):
-        given = [tmp_path / word if word.endswith(".json") else word for word in more]
         ended(2, suite.words(out, *words, "--prompts", *given))
         assert message in capsys.readouterr().err
     suite.run(out, *words)
-    outcome = suite.run(out, *words, "--prompts", tmp_path / "pool.json")
-    weighed, plain = (
-        {line["key"]: line for line in lines_of(out) if (weights.digest in line["identity"]["model"]) is own}
-        for own in (True, False)
-    )
+    outcome = suite.run(out, *words, "--prompts", pool)
+    plain, weighed = ({line["key"]: line for line in lines} for lines in (lines_of(out)[:2], lines_of(out)[2:]))
     want = evaluate_dataset(scored, compute_features(scored, embedder, prompts=weights)).metrics
     assert weighed["cifar10"]["metrics"]["acc1"] == want["acc1"]
     assert weighed["cifar10"]["metrics"] != plain["cifar10"]["metrics"]
     assert weighed["cifar10"]["info"]["prompts"] == str(weights) and "prompts" not in weighed[flickr]["info"]
-    assert weighed[flickr]["metrics"] == plain[flickr]["metrics"]
-    assert len(lines_of(out)) == 4 and weights.digest in outcome.rows[1].label
+    assert weighed[flickr]["metrics"] == plain[flickr]["metrics"] and weights.digest in outcome.rows[1].label
     capsys.readouterr()
-    suite.run(out, *words, "--prompts", tmp_path / "pool.json")
+    suite.run(out, *words, "--prompts", pool)
     assert "2 of 2 tasks are finished" in capsys.readouterr().out

@@ -116,16 +116,6 @@ def test_captions_beyond_the_split_are_left_out_of_every_gallery_and_coco_is_ran
     )
 
 
-def test_the_packages_annotations_are_read_without_importing_it():
-    pytest.importorskip("eccv_caption")
-    found = coco.load_annotations()
-    assert len(found.captions) == 25_000 and len(found.coco.captions_of) == 5_000
-    assert sum(map(len, found.cxc.captions_of.values())) == 35_585
-    assert (len(found.eccv.captions_of), len(found.eccv.images_of)) == (1_261, 1_332)
-    known = set(found.captions)
-    assert len({c for v in found.eccv.captions_of.values() for c in v} - known) == 2
-
-
 def test_what_is_missing_is_named(split, monkeypatch):
     folder, images, captions = split
     annotations = coco.load_annotations(folder)

@@ -10,7 +10,7 @@ from commands import evaluate, run
 import own_data
 from prolip.data.faults import FaultCounter
 from prolip.data.split import Split
-from prolip.evaluation.datasets.base import DamagedData, Share
+from prolip.evaluation.datasets.base import Share
 from prolip.evaluation.datasets.registry import held_out, open_dataset
 from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.prompts.weights import PromptWeights
@@ -103,15 +103,6 @@ def test_what_data_lack_is_named_or_counted(made, tmp_path):
     for task, lacking in (("retrieval", "captions"), (None, "captions and no classes"), ("classification", "classes")):
         with pytest.raises(ValueError, match=f"has no {lacking}: classes are in"):
             open_dataset(f"images:{photos}", task=task)
-
-
-def test_a_shard_that_breaks_off_is_damage(made, tmp_path):
-    whole = tmp_path / "0.tar"
-    whole.write_bytes(Path(made["shards"].removeprefix("shards:"), "0.tar").read_bytes()[:9000])
-    with pytest.raises(DamagedData):
-        contents(open_dataset(f"shards:{whole}"))
-    damage = FaultCounter()
-    assert 0 < len(contents(open_dataset(f"shards:{whole}", damage=damage))) < 6 and damage.kinds.total() > 0
 
 
 def test_a_set_with_matches_by_place_cannot_be_split(made):

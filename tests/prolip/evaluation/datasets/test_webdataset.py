@@ -6,7 +6,6 @@ import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-import fsspec
 import miniatures as mini
 import numpy as np
 import pytest
@@ -206,13 +205,3 @@ def test_a_web_server_and_pages_of_the_hub_give_the_samples_of_the_folder(folder
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_an_object_store_gives_the_samples_of_the_folder(folder):
-    memory = fsspec.filesystem("gs")
-    for path in folder.rglob("*"):
-        if path.is_file():
-            memory.pipe(f"/bucket/{path.relative_to(folder)}", path.read_bytes())
-    remote = open_wds("gs://bucket")
-    assert [s.image for s in remote.samples()] == [s.image for s in open_wds(folder).samples()]
-    assert remote.classnames == mini.CLASSES
