@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
-from prolip.data.augment.affine import Cutout, DeviceAugment, DeviceTransform
+from prolip.data.augment.affine import DeviceAugment, DeviceTransform
 from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.augment.tokens import TokenAugment
@@ -173,7 +173,7 @@ def build_augment(config: Config, model: Any, device: torch.device, draws: Draws
         augment = ColourJitter(halves[1], mean, std, draws=draws)
     else:
         return None
-    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob, config.augment.erase_prob)
+    augment.cutout = config.augment
     return augment.to(device)
 
 

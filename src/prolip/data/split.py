@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
 
 def held_out(image: bytes | str | os.PathLike, share: float) -> bool:
-    """Whether the bytes of an image, or of the file at a path, are held out: at every larger share, too."""
+    """Whether an image is held out at this share, and so at every larger one."""
     data = image if isinstance(image, bytes) else read_file(image, MOST)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") < share * 2**64
 

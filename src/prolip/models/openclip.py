@@ -15,33 +15,20 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 OURS = re.compile(r"(visual|text)\.tower\.")
-#: Names that transformers' towers no longer save since version 4.31.
-OBSOLETE = ("text.transformer.embeddings.position_ids",)
-
-
-def openclip_view(model: Any) -> SimpleNamespace:
-    """The model in the form that OpenCLIP's functions take."""
-    return SimpleNamespace(
-        visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale, logit_bias=model.logit_bias
-    )
 
 
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
-    view: Any = openclip_view(model)
+    """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated.
+
+    Besides what OpenCLIP's `resize_pos_embed` does: those of timm's towers, of a ResNet's pool, of texts with [CLS].
+    """
+    visual, text = model.visual.tower, model.text.tower  # a model in the form that OpenCLIP's functions take
+    view: Any = SimpleNamespace(visual=visual, text=text, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
     found = convert_state_dict(view, dict(state))
     if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
         found = convert_to_custom_text_state_dict(found)
-    found = {name: value for name, value in found.items() if name not in OBSOLETE}
+    found.pop("text.transformer.embeddings.position_ids", None)  # not saved by transformers since version 4.31
     resize_pos_embed(found, view)
-    resize_other_positions(found, view)
-    return {re.sub(r"^(visual|text)\.", r"\1.tower.", name): value for name, value in found.items()}
-
-
-def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
-    """Interpolate in place positions that OpenCLIP's `resize_pos_embed` skips, of timm's towers and of a ResNet's pool;
-    and those of texts with [CLS], whose position it takes for a word's.
-    """
     trunk = getattr(view.visual, "trunk", None)
     for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
         old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
@@ -54,24 +41,12 @@ def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
     name = "text.positional_embedding"
     if getattr(view.text, "cls_emb", None) is None or name not in found:
         resize_text_pos_embed(found, view)
-        return
-    words = {name: found[name][:-1]}
-    own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
-    resize_text_pos_embed(words, SimpleNamespace(text=own))
-    found[name] = torch.cat([words[name], found[name][-1:]])
-
-
-def completed(
-    model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], set[str]]:
-    """OpenCLIP's weights under our names, with `beside`, the tensors of readers and methods, or initial values of
-    readers and bias; the names of the latter.
-    """
-    own = model.state_dict()
-    found = from_openclip(model, state) | dict(beside)
-    new = {name for name in own if ".reader." in name or name == "logit_bias"}
-    kept = new - found.keys()
-    return found | {name: own[name].clone() for name in kept}, kept
+    else:
+        words = {name: found[name][:-1]}
+        own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+        resize_text_pos_embed(words, SimpleNamespace(text=own))
+        found[name] = torch.cat([words[name], found[name][-1:]])
+    return {re.sub(r"^(visual|text)\.", r"\1.tower.", name): value for name, value in found.items()}
 
 
 def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -78,20 +78,10 @@ def write_drawn(root: Path) -> dict[str, str]:
     The working directory holds drawings.tar.
     """
 
-    emoji = ["emoji", "--data", "drawings.tar", "--output"]
-    few = [
-        "few-shot",
-        "--data",
-        f"wds:{root}/wds_groups",
-        "--shots",
-        "2",
-        "--template",
-        "{c}",
-        "--output",
-        f"{root}/few",
-    ]
-    for words in ([*emoji, f"{root}/wds_emoji"], [*emoji, f"{root}/wds_groups", "--classes", "subgroup"], few):
-        assert main(["data", *words]) == 0
+    emoji = "emoji --data drawings.tar --output"
+    few = f"few-shot --data wds:{root}/wds_groups --shots 2 --template {{c}} --output {root}/few"
+    for words in (f"{emoji} {root}/wds_emoji", f"{emoji} {root}/wds_groups --classes subgroup", few):
+        assert main(["data", *words.split()]) == 0
     names = {"emoji": "wds_emoji", "groups": "wds_groups", "base": "few/base", "novel": "few/novel"}
     return {name: f"wds:{root}/{folder}" for name, folder in names.items()}
 

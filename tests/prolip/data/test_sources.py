@@ -26,31 +26,21 @@ def test_csv_files_and_image_folders_are_trained_on(tmp_path):
     assert torch.equal(batch["text"], letters(["red fox"] * 4))
 
 
-def test_fewer_samples_than_a_global_batch_are_refused(tmp_path):
+def test_missing_or_too_little_data_is_refused_before_training(tmp_path):
     write_shards(tmp_path, [10])
-    with pytest.raises(ValueError, match=r"10 samples are fewer than one global batch of 16 \(8 x 2 ranks\): .* 5 or"):
-        build(tmp_path, batch_size=8, world_size=2)
-
-
-def test_a_selection_that_fits_nothing_is_refused(tmp_path):
-    write_shards(tmp_path, [10])
-    with pytest.raises(ValueError, match="1 shards hold no sample that fits --select 'group=cars': the first .* group"):
-        build(tmp_path, select="group=cars")
-
-
-def test_missing_data_is_refused_before_training(tmp_path):
-    write_shards(tmp_path, [4])
-    with pytest.raises(FileNotFoundError, match="1 of 2 shards are missing"):
-        build(f"{tmp_path}/{{0..1}}.tar")
+    (tmp_path / "1.zip").touch()
+    for data, settings, kind, said in (
+        (tmp_path, {"batch_size": 8, "world_size": 2}, ValueError, r"10 samples .* of 16 \(8 x 2 ranks\): .* 5 or"),
+        (tmp_path, {"select": "group=cars"}, ValueError, "no sample that fits --select 'group=cars': the first .* g"),
+        (f"{tmp_path}/{{0..1}}.tar", {}, FileNotFoundError, "1 of 2 shards are missing"),
+        (tmp_path / "0.zip", {}, FileNotFoundError, r"--train-data '.*0.zip' is missing .* Did you mean 1.zip"),
+        (tmp_path / "1.zip", {}, ValueError, r"ends in none of .csv, .tsv, .*, .tar,"),
+        (f"{tmp_path}/{{}}.tar", {}, ValueError, "names no shard"),
+    ):
+        with pytest.raises(kind, match=said):
+            build(data, **settings)
     with pytest.raises(ValueError, match="no data to train on: give --train-data"):
         build_loader(DataConfig(workers=0), plain, letters)
-    with pytest.raises(FileNotFoundError, match=r"--train-data '.*0.zip' is missing .* holds 0.tar"):
-        build(tmp_path / "0.zip")
-    (tmp_path / "0.zip").touch()
-    with pytest.raises(ValueError, match=r"ends in none of .csv, .tsv, .*, .tar,"):
-        build(tmp_path / "0.zip")
-    with pytest.raises(ValueError, match="names no shard"):
-        build(f"{tmp_path}/{{}}.tar")
 
 
 def test_an_index_that_cannot_be_read_is_refused_as_patiently_as_shards_are_read(tmp_path, monkeypatch):

@@ -66,19 +66,14 @@ def test_training_takes_the_rest_of_rows_and_of_shards(tmp_path):
     assert {key for batch in batches for key in batch["key"]} == set(map(str, rest))
 
 
-def test_a_share_that_leaves_nothing_on_a_side_is_refused(tmp_path):
-    for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(png(number))
-    with pytest.raises(ValueError, match="1e-09 holds out none of 3 images: give a larger share, such as --split 0.9"):
-        read_rows(parse_source(str(tmp_path)), split=Split(1e-9))
-    with pytest.raises(ValueError, match="leaves none of 3 images: give a smaller share, such as --split 0.1"):
-        read_rows(parse_source(str(tmp_path)), split=Split(0.999999999, "rest"))
-
-
-def test_an_image_that_cannot_be_read_is_among_the_rest(tmp_path):
+def test_an_image_that_cannot_be_read_is_among_the_rest_and_no_side_is_empty(tmp_path):
     (tmp_path / "a.csv").write_text("image,caption\n" + "".join(f"{n}.png,c{n}\n" for n in range(30)))
     for number in range(29):
         (tmp_path / f"{number}.png").write_bytes(png(number))
     parts = [read_rows(parse_source(str(tmp_path / "a.csv")), split=split, max_bad=1.0) for split in (HELD, REST)]
     lost = [sum(row.path.endswith("/29.png") for row in part.rows) for part in parts]
     assert lost == [0, 1] and sum(map(len, parts)) == 30
+    with pytest.raises(ValueError, match="1e-09 holds out none of 29 images: give a larger share, such as --split 0.1"):
+        read_rows(parse_source(str(tmp_path)), split=Split(1e-9))
+    with pytest.raises(ValueError, match="leaves none of 29 images: give a smaller share, such as --split 0.1"):
+        read_rows(parse_source(str(tmp_path)), split=Split(0.999999999, "rest"))

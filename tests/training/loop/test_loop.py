@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from training_runs import batches, make, one_step, parameters
 
-from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
+from prolip.data.augment.affine import AugmentConfig, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
 from prolip.flops import count_flops
 from prolip.models.prolip import ProLIP
@@ -318,7 +318,7 @@ def test_logged_losses_are_means_over_the_interval(tmp_path):
 
 def test_images_and_texts_are_augmented_by_the_step():
     cut = DeviceAugment(AugmentConfig(), (0.5,) * 3, (0.3,) * 3)
-    cut.cutout = Cutout(0.5)
+    cut.cutout = AugmentConfig(cutout=0.5)
     masked = TokenAugment((0.3, 0.0, 0.0), torch.arange(1000) < 999, mask_id=999, pad_id=0)
     fed: Any = SimpleNamespace(augment=cut, token_augment=masked)
     rng = torch.Generator().manual_seed(0)

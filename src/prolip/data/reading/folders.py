@@ -12,7 +12,7 @@ import torch
 
 from prolip.data.captions import Plain, Selector
 from prolip.data.faults import SampleFault
-from prolip.data.order.streams import Groups
+from prolip.data.order import Groups
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
 from prolip.data.split import Split, held_out

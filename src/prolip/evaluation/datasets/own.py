@@ -26,7 +26,7 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import SAMPLES, printable, read_shard, survey
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, image_bytes
-from prolip.data.sets.base import check_files
+from prolip.data.sets import check_files
 from prolip.evaluation.datasets import webdataset as wds
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks

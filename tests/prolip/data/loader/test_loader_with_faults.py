@@ -1,10 +1,12 @@
 """Whatever happens to shards, all ranks step equally often; where nothing can be read, an error says so at once."""
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from faulty_servers import FaultyServer
+from tiny_loaders import epoch
 from tiny_tars import letters, plain, write_shards
 
 from prolip.data.faults import TooManyBadSamples
@@ -25,32 +27,11 @@ def loaders(data, ranks=2, workers=0, **settings):
 
 def run(loader, epochs=1):
     """Keys of every batch of every epoch."""
-    batches = []
-    for number in range(epochs):
-        loader.set_epoch(number)
-        batches += [batch["key"] for batch in loader]
-    return batches
+    return [batch["key"] for number in range(epochs) for batch in epoch(loader, number)]
 
 
 def total(loaders):
-    kinds = {}
-    for loader in loaders:
-        for kind, count in loader.faults().items():
-            kinds[kind] = kinds.get(kind, 0) + count
-    return kinds
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_step_equally_often_whichever_of_their_shards_fail(tmp_path, workers):
-    urls = write_shards(tmp_path, [8] * 4)
-    for url in urls[:2]:
-        Path(url).write_bytes(Path(url).read_bytes()[:700])  # not one sample is whole
-    both = loaders(str(tmp_path), workers=workers, train_num_samples=32, max_bad_fraction=1.0, shuffle_buffer=4)
-    found = [run(loader, epochs=3) for loader in both]
-    assert [len(batches) for batches in found] == [12, 12] == [3 * len(loader) for loader in both]
-    assert {len(keys) for batches in found for keys in batches} == {4}
-    assert {key for batches in found for keys in batches for key in keys} == {f"s{i:03d}" for i in range(16, 32)}
-    assert total(both)["broken shard"] >= 6
+    return sum((Counter(loader.faults()) for loader in loaders), Counter())
 
 
 @pytest.mark.usefixtures("impatient")
@@ -71,9 +52,8 @@ def test_sources_of_every_kind_of_fault_together(tmp_path, resampled):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["empty", "missing", "busy", "command"])
-def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, workers, kind):
+@pytest.mark.parametrize("kind, workers", [("empty", 2), ("missing", 0), ("busy", 0), ("command", 0)])
+def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, kind, workers):
     objects = {Path(url).name: Path(url).read_bytes() for url in write_shards(tmp_path, [8] * 4)}
     start = time.monotonic()
     with FaultyServer(objects) as server:

@@ -31,7 +31,7 @@ def test_coco_keeps_order_ids_and_five_captions(tmp_path):
     assert dataset.info["image_ids"] == [r["cocoid"] for r in chosen]
     assert dataset.info["caption_ids"] == [i for r in chosen for i in r["sentids"][:5]]
     assert samples[2].image == mini.picture(3, "JPEG")
-    assert all(len(image.captions) == 7 for image in read_set("coco", f"{file},{images}", "test").images)
+    assert all(len(image.captions) == 7 for image in read_set("coco", f"{file},{images}", "test")[1])
     flickr = open_set("flickr", *mini.karpathy(tmp_path / "flickr", dataset="flickr30k"))
     assert keys(flickr) == [f"{1000 + number}.jpg" for number in (0, 1, 3, 4, 5, 6)]
 
