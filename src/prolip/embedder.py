@@ -74,14 +74,8 @@ class Embedder:
     `pretrained` and `tokenizer` given to `load`, {} where it was made otherwise.
     """
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        preprocess: Callable[[Image.Image], Tensor],
-        tokenizer: Callable[[list[str]], Tensor],
-        device: torch.device | str = "cpu",
-        precision: str = "fp32",
+    def __init__(  # noqa: PLR0917
+        self, name: str, network: nn.Module, preprocess: Callable, tokenizer: Callable, device="cpu", precision="fp32"
     ):
         inner = network.model if isinstance(network, PointModel) else network
         score, has_variances = own_score(inner)
@@ -145,11 +139,12 @@ class Embedder:
     @property
     def card(self) -> ModelCard:
         """What results and saved features record of the model."""
-        return self._card(self.fingerprint)
+        settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
+        return ModelCard(self.name, self.fingerprint, *settings)
 
     def scored_by(self, similarity: Similarity = None) -> Score:
         """As `ModelCard.scored_by`, without the fingerprint."""
-        return self._card("").scored_by(similarity)
+        return choose_score(similarity, self.score, self.probabilistic, self.name)
 
     @property
     def reader(self) -> Reader | None:
@@ -241,10 +236,6 @@ class Embedder:
 
     def __repr__(self) -> str:
         return f"Embedder({self.name!r}, device={str(self.device)!r}, precision={self.precision!r})"
-
-    def _card(self, fingerprint: str) -> ModelCard:
-        settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
-        return ModelCard(self.name, fingerprint, *settings)
 
 
 def encode(network: nn.Module, side: Side, device: torch.device | str, precision: str, batch: Tensor) -> Gaussian:

@@ -27,10 +27,7 @@ PARTS = ("", "_of", "_hidden", "_first", "_first_of")  # Fields of `Pairs` that 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """P matched pairs of N images and M texts, frozen; TypeError and ValueError for what does not fit together.
-
-    A text that several images have is one row, and so is an image with several texts.
-    """
+    """P matched pairs of N images and M texts, frozen; a text that several images have is one row, and vice versa."""
 
     image: Tensor  # (N, D), unit means, float
     text: Tensor  # (M, D)

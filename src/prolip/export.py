@@ -1,8 +1,4 @@
-"""Both towers as graphs for programs without this code, with a dynamic batch and the outputs `mean` and `log_var`.
-
-ONNX, which needs the extra `export`, or a program of PyTorch; of our models of any method, OpenCLIP's, and those with
-fitted variances.
-"""
+"""Both towers as graphs for programs without this code: ONNX, which needs the extra `export`, or a PyTorch program."""
 
 from __future__ import annotations
 

@@ -150,11 +150,7 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
 
 
 def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
-    """OpenCLIP's tokenizer of a model, of texts that `prolip.models.tokenizer.cut` shortened.
-
-    tokenizer: a folder of files or `bpe`. FileNotFoundError naming what to fetch where the files are not to be had,
-    ValueError for files that are none.
-    """
+    """OpenCLIP's tokenizer of a model, or `bpe` or a folder's, of texts that `models.tokenizer.cut` shortened."""
     schema, name = parse_model_name(model)
     check_openclip_config(model)
     config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))

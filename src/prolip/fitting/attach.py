@@ -56,10 +56,7 @@ def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of `model`, and write the model with them into `folder`, in its own format.
-
-    ValueError where a written OpenCLIP model would be read as another one, and for pairs of another model.
-    """
+    """Fit variances to `pairs`, embeddings of `model`, and write the model with them to `folder`, in its own format."""
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     remedy = "embed them by this model: give --data"
     if means_fingerprint(loaded) != pairs.model != "":
@@ -100,9 +97,8 @@ def fit_uncertainty(
 ) -> Fitted:
     """Fit variances, novelty and doubt of a trained model to images with texts, and write the model into a folder.
 
-    model, pretrained, tokenizer, options (device, precision, batch_size): as for `Embedder.load`; data: a data set as
-    for `prolip uncertainty --data`, or its config; output: the folder, evaluated as local-dir:FOLDER; config: sizes of
-    the fit. The model's means do not change.
+    model, pretrained, tokenizer, options: as for `Embedder.load`, and batch_size; data: a data set as for `prolip
+    uncertainty --data`, or its config; config: sizes of the fit. The model's means do not change.
     """
     check_place(output, model)
     config = config or FitOptions()
@@ -138,9 +134,8 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
 
 
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
-    """ValueError unless a model's files `written` may go into this folder; ours: whether it is a ProLIP.
-
-    Refused are `source`, the original model's folder, one with a model's files from elsewhere, and a disk without room.
+    """ValueError unless a model's files `written` may go into a folder; ours: a ProLIP's; source: the original's
+    folder.
     """
     read = [] if source is None else [source / name for name in FILES]
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))

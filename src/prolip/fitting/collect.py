@@ -87,10 +87,7 @@ def checksum(key: str) -> int:
 def embed_pairs(  # noqa: PLR0913, PLR0917
     embedder: Embedder, model: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size=256, changes=0
 ) -> Pairs:
-    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
-
-    model: fingerprint of its means. ValueError before any work for fewer than LEAST pairs in all.
-    """
+    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too."""
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale: only contrastive models can be fitted")
     found = captioned_samples(data, embedder.preprocess, samples, faults=faults)
@@ -221,10 +218,7 @@ def embed_texts(  # noqa: PLR0913, PLR0917
 
 
 def embed_pool(part: RankPart, encode: Encode, tokenize: Tokenize, device: torch.device) -> UnpairedEmbeddings:
-    """This rank's share of a pool, on `device`: the images of its part, and its texts that no earlier rank has.
-
-    encode: of `pool_encoder`. All ranks must call it.
-    """
+    """This rank's share of a pool: its images, and its texts that no earlier rank has; all ranks must call it."""
     (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
     images, texts = image_rows.argsort(), text_rows.argsort()
     texts = texts[mine[texts]]

@@ -1,8 +1,4 @@
-"""A trained model with its card, in a folder or on the hub; `local-dir:` and `hf-hub:` load it again.
-
-The card has facts alone: the model, the figures of its run, its data and their licences. Every value is escaped, unless
-it is `Markdown`.
-"""
+"""A trained model with its card of facts, in a folder or on the hub; each value is escaped, unless it is `Markdown`."""
 
 from __future__ import annotations
 
@@ -289,10 +285,9 @@ def literal(value: object) -> Markdown:
 def save(
     source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Copy a model's files, write its card and figures beside them; the written files, in order.
+    """Copy a model's files, bit for bit, write its card and figures beside them; the written files, in order.
 
-    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours. The
-    weights stay bit for bit; the configuration of one of OpenCLIP's names the file of its variances.
+    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours.
     """
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
@@ -328,8 +323,7 @@ def push_to_hub(
     """Put a model with its card on the hub as `org/name`; the address that loads it.
 
     model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
-    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence. ConnectionError where
-    the hub refuses or is not reached.
+    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence.
     """
     check_repo(repo)
     with tempfile.TemporaryDirectory() as temporary:

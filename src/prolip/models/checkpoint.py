@@ -6,21 +6,25 @@ import json
 import logging
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from open_clip.convert import convert_state_dict
+from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from safetensors.torch import load_file, save_file
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.models import diagnose
 from prolip.models.config import check_keys, is_reader
 from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES, is_run
-from prolip.models.openclip import OURS, from_openclip, to_openclip
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.utils.documents import read_json, shown
@@ -44,6 +48,7 @@ YOUNGER = (".ambiguity.words",)
 PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
 OPENCLIP_FILES = ("open_clip_config.json", "open_clip_model.safetensors")
 OUR_BLOCKS = ("prolip_cfg", "method_cfg")
+OURS = re.compile(r"(visual|text)\.tower\.")
 
 
 class CheckpointError(RuntimeError):
@@ -97,6 +102,52 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
     return dict(state)
 
 
+# --- OpenCLIP's weights: its names are ours without `tower` -----------------------------------------------------------
+def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
+    visual, text = model.visual.tower, model.text.tower  # a model in the form that OpenCLIP's functions take
+    view: Any = SimpleNamespace(visual=visual, text=text, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
+    found = convert_state_dict(view, dict(state))
+    if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
+        found = convert_to_custom_text_state_dict(found)
+    found.pop("text.transformer.embeddings.position_ids", None)  # not saved by transformers since version 4.31
+    resize_pos_embed(found, view)
+    trunk = getattr(
+        view.visual, "trunk", None
+    )  # OpenCLIP skips timm's positions, a ResNet's, those of texts with [CLS]
+    for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
+        old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is None or new is None or old.shape[-2] == new.shape[-2]:
+            continue
+        special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        grid = [math.isqrt(len(new) - 1)] * 2 if trunk is None else list(trunk.patch_embed.grid_size)
+        rows = resample_abs_pos_embed(old.reshape(1, -1, old.shape[-1]), grid, num_prefix_tokens=special)
+        found[name] = rows.reshape(*new.shape[:-1], -1)
+    name = "text.positional_embedding"
+    if getattr(view.text, "cls_emb", None) is None or name not in found:
+        resize_text_pos_embed(found, view)
+    else:
+        words = {name: found[name][:-1]}
+        own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+        resize_text_pos_embed(words, SimpleNamespace(text=own))
+        found[name] = torch.cat([words[name], found[name][-1:]])
+    return {re.sub(r"^(visual|text)\.", r"\1.tower.", name): value for name, value in found.items()}
+
+
+def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(tensors of OpenCLIP's model, under its names; those of readers and methods) of a whole state."""
+    theirs, ours = {}, {}
+    for name, value in state.items():
+        if OURS.match(name):
+            theirs[name.replace("tower.", "", 1)] = value
+        elif name in ("logit_scale", "logit_bias") or name.startswith("text_decoder."):
+            theirs[name] = value
+        else:
+            ours[name] = value
+    return theirs, ours
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
 def load_checkpoint(
     model: ProLIP,
     source: str | os.PathLike | Mapping[str, Tensor],
@@ -176,10 +227,7 @@ def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], plac
 def fit_positions(
     state: dict[str, Tensor], own: Mapping[str, Tensor], old: Grid | None, new: Grid, context: int
 ) -> list[str]:
-    """Interpolate positions of another image size or context length in place; returns a line for each change.
-
-    old, new: rows and columns of patches in the checkpoint, None where unknown, and in the model.
-    """
+    """Interpolate positions of an old grid of patches (rows, columns) and context in place; a line for each change."""
     changed = []
     for name in (IMAGE_POSITIONS, TEXT_POSITIONS):
         rows, wanted, is_image = state.get(name), own[name], name == IMAGE_POSITIONS
@@ -194,10 +242,7 @@ def fit_positions(
 
 
 def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
-    """Rows [CLS], [UNC], patches -> the same for another grid, bicubic, antialiased, as OpenCLIP does it.
-
-    old: rows and columns of the patches, a square if these are not as many.
-    """
+    """Rows [CLS], [UNC], patches -> the same for another grid, as OpenCLIP does it; old: a square if not as many."""
     special, patches = positions[:SPECIAL_TOKENS], positions[SPECIAL_TOKENS:]
     if old is None or old[0] * old[1] != len(patches):
         side = math.isqrt(len(patches))
@@ -284,8 +329,7 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     """Write weights and configuration, from which `local-dir:<folder>` loads the same model.
 
     With OpenCLIP's towers OpenCLIP opens the folder too, as a model of points. tokenizer: one of `get_tokenizer`'s,
-    whose files replace those of another. The folder is replaced in one step; other files in it stay. ValueError where
-    one of them names another model.
+    whose files replace those of another. The folder is replaced in one step; other files in it stay.
     """
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")

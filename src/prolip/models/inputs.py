@@ -1,7 +1,4 @@
-"""Checks of the towers' inputs: types, dtypes, shapes and devices at every call, each with the remedy.
-
-Values are checked in evaluation mode, and in training mode once per kind of input: each check waits for the device.
-"""
+"""Checks of the towers' inputs: types, dtypes, shapes and devices at every call, each with the remedy."""
 
 from __future__ import annotations
 

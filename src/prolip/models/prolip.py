@@ -144,10 +144,7 @@ class ProLIP(nn.Module):
         return self.text(text, normalize=normalize)
 
     def _checks(self, kind: str) -> bool:
-        """Whether to check the values of an input: always in evaluation, once per kind in training.
-
-        A graph in the making (compiler, export, trace, CUDA graph) has no values to check.
-        """
+        """Whether to check an input's values: none in a graph in the making, else always, in training once a kind."""
         making = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if making or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return False
@@ -226,9 +223,7 @@ class ProLIP(nn.Module):
 
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
-    """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
-    position embeddings unless `pure`, and a method's parts.
-    """
+    """Store the blocks' weights in `dtype`, but norms, and token and position embeddings unless `pure`."""
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
     depths = model.depths()
     for name, parameter in model.named_parameters():

@@ -56,10 +56,7 @@ def why_unknown(name: str) -> str:
 def get_model_config(
     model_name: str, cache_dir: str | None = None, tag: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a name of ours or OpenCLIP's, `local-dir:<folder>` or
-    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may need an activation or preprocessing of their own;
-    without, the preprocessing that all tags of the model agree on.
-    """
+    """(complete model configuration, preprocessing) of a model's name, as its weights of this `tag` need them."""
     if not isinstance(model_name, str) or not model_name:
         wanted = "one of list_models(), local-dir:<folder> or hf-hub:<name>"
         raise ValueError(f"model_name is {model_name!r}: give {wanted}")

@@ -1,7 +1,4 @@
-"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file.
-
-Local files come first, and nothing waits for a network: the error for absent files says how to get them.
-"""
+"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file."""
 
 from __future__ import annotations
 
@@ -173,8 +170,7 @@ def get_tokenizer(
 
     model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
     files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
-    clean="canonicalize". Raises `TokenizerNotFoundError` with the remedy for absent files, and `ValueError` for an
-    unknown model or ids beyond the model's vocabulary.
+    clean="canonicalize".
     """
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]

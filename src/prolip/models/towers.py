@@ -141,11 +141,7 @@ class Probabilistic:
 
 
 class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
-    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
-
-    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"`: the final
-    LayerNorm is applied to [CLS] twice.
-    """
+    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), sec. 3.1."""
 
     unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
     stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
@@ -242,11 +238,10 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
 class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
-    Linear(UNC)), section 3.1.
+    Linear(UNC)), section 3.1; `positional_embedding` has [UNC] and [CLS] last.
 
-    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. `mask_padding`
-    hides the padding at the end of a text from every token. `form="released"`: the log variance is read from the
-    projected mean, not from [UNC].
+    `mask_padding` hides the padding at the end of a text from every token. `form="released"`: the log variance is read
+    from the projected mean, not from [UNC].
     """
 
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"

@@ -150,9 +150,7 @@ def build(name: str) -> Any:
 
 @lru_cache(maxsize=32)
 def measure(name: str, kind: str, keep: int | None) -> Pass:
-    """Measure one pass over one row: FLOPs by running it, tokens by each block's output, the MLP's hidden layer by the
-    widest input of a block's products.
-    """
+    """One pass over one row: FLOPs by running it, tokens by each block's output, the widest input of its products."""
     model, seen = build(name), list[tuple[int, ...]]()
     tower = model.visual if kind == "image" else model.text
 

@@ -71,9 +71,7 @@ class Step(NamedTuple):
 
 
 def scoring(local: int, columns: int, dim: int, cluster: Cluster) -> tuple[float, int]:
-    """(seconds, blocks of rows) of scoring `local` images against so many texts: the longer of products with memory,
-    and of starting kernels, as many for a block of few pairs as for one of many.
-    """
+    """(seconds, blocks of rows) of `local` images against so many texts: the longer of products and kernel starts."""
     blocks = math.ceil(local / min(local, default_block(columns, CUDA)))
     products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.sheet.fp32_tflops * 1e12)
     visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
@@ -140,10 +138,9 @@ def traffic(step: Step, local: int, dim: int, cluster: Cluster) -> Rows:
 
 
 def feed(local: int, step_seconds: float, cluster: Cluster, config: PlanConfig) -> Rows:
-    """Return what the loader can give, and what a batch of `local` samples per GPU every `step_seconds` wants.
+    """What the loader can give, and what a batch of `local` samples per GPU every `step_seconds` wants.
 
-    A loader process decodes while its one open shard streams in, so each of the two limits it alone; opening is waited
-    for. A chunk may begin `chunks_ahead` steps before it is due.
+    A loader process decodes while its one open shard streams in, so each of the two limits it alone.
     """
     sample, wanted = config.sample_kb * 1e3, local / step_seconds
     opening = config.open_ms * 1e-3 / config.shard_samples
@@ -188,9 +185,7 @@ def start(model: ModelCount, config: PlanConfig, cluster: Cluster) -> dict[str, 
 
 
 def known_to_all(step: float) -> float:
-    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus of round(0.25 s
-    / step) steps each, at least 1 and at most 100 (by test).
-    """
+    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus (by test)."""
     return 2 * step * min(max(1, round(ROUND / step)), MOST_STEPS)
 
 

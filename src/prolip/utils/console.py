@@ -1,7 +1,4 @@
-"""Standard output and error that may fail without ending the process: a full disk, a closed pipe or terminal.
-
-Printed text is without control characters and secrets. No heavy import: a program guards its output before torch.
-"""
+"""Standard output and error that may fail without ending the process, printed without secrets. Light imports."""
 
 from __future__ import annotations
 
@@ -106,10 +103,7 @@ def cleaning() -> Iterator[None]:
 
 
 def guard() -> None:
-    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails.
-
-    A stream that is closed from the start is opened to /dev/null, or the next file would get its descriptor.
-    """
+    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails or is closed at the start."""
     secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):
         try:

@@ -27,11 +27,10 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy; an action's `least` is its smallest
+    """argparse without abbreviations, whose errors are exceptions with a remedy. An action's `least`: its smallest
     number.
 
-    retired: flags of before and of other programs, without dashes -> what to type; `*` ends a prefix; "": the remedy
-    for a word that belongs to no flag.
+    retired: other flags, without dashes -> what to type; `*` ends a prefix; "": for a word that belongs to no flag.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):

@@ -193,10 +193,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """Exchange `new` and `target` in one step, or rename `new` without a target.
-
-    File systems such as NFS take two renames: a kill between them leaves the former folder as NAME.former-...
-    """
+    """Exchange `new` and `target` in one step, on file systems such as NFS in two, or rename without a target."""
     if not os.path.lexists(target):
         os.rename(new, target)
         return

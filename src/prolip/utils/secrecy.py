@@ -1,7 +1,4 @@
-"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`.
-
-A salted hash tells whether an address is the same one.
-"""
+"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels.
-
-The colours of a figure differ under every kind of colour vision, and series also by dashes or markers.
-"""
+"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels."""
 
 from __future__ import annotations
 
