@@ -7,7 +7,8 @@ A test names an object MODULE:NAME with three functions, of a folder that is the
     state(folder)     what a reader finds there, which == compares; an exception is a state of neither kind
 
 `check("commits:file", tmp_path)` then runs them in a process that faults.c watches. Each try is a fork of it, so
-that a thousand kills cost no import; several names, MODULE:ONE,OTHER, share the imports too.
+that a thousand kills cost no import; several names, MODULE:ONE,OTHER, share the imports too. Run by hand: python
+tests/faults.py MODULE:NAME FOLDER [--all].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ HERE = Path(__file__).resolve().parent
 KINDS = ("write", "fsync", "rename", "unlink")
 
 
-def check(commit: str, folder: Path) -> str:
-    """Run commits in folders below `folder`, killed after the first and last call of each kind; the report.
+def check(commit: str, folder: Path, every: bool = False) -> str:
+    """Run commits in folders below `folder`, killed after one call of each kind, or after every call; the report.
 
     AssertionError with the report where a kill or a full disk leaves anything but the old or the new state.
     """
@@ -43,7 +44,7 @@ def check(commit: str, folder: Path) -> str:
     rooms = [HERE.parent / "src", HERE, HERE / "prolip", HERE / "training", *helpers]
     paths = os.pathsep.join(map(str, rooms))
     env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(HERE / "faults.py"), commit, str(folder)]
+    words = [sys.executable, str(HERE / "faults.py"), commit, str(folder), *(["--all"] if every else [])]
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
@@ -77,7 +78,15 @@ def attempt(
     return os.waitstatus_to_exitcode(status), calls
 
 
-def run(case: Any, folder: Path) -> int:
+def chosen(calls: list[str], every: bool) -> Iterator[int]:
+    """Numbers of the calls that are tried, from 1: the first and the last of each kind, or all."""
+    kinds = [call.split(" ", 1)[0] for call in calls]
+    some = {kinds.index(kind) for kind in KINDS if kind in kinds}
+    some |= {len(kinds) - 1 - kinds[::-1].index(kind) for kind in KINDS if kind in kinds}
+    yield from (number + 1 for number in (range(len(calls)) if every else sorted(some)))
+
+
+def run(case: Any, folder: Path, every: bool) -> int:
     """Try the kills, print what each left; how many left neither state."""
     arm = ctypes.CDLL(None).faults_arm
     old, work = folder / "old", folder / "work"
@@ -90,11 +99,9 @@ def run(case: Any, folder: Path) -> int:
     assert code == 0, f"the commit itself failed ({code})"
     assert before != after, "the commit changes nothing that state() sees"
     bad = 0
-    kinds = [call.split(" ", 1)[0] for call in calls]
-    places = {kind: [number for number, one in enumerate(kinds, 1) if one == kind] for kind in KINDS if kind in kinds}
-    kills = {number for numbers in places.values() for number in (numbers[0], numbers[-1])}
-    writes = places.get("write", [])
-    tries = [*((number, 0) for number in sorted(kills)), *((0, number) for number in writes[:1] + writes[-1:])]
+    writes = [number for number, call in enumerate(calls, 1) if call.startswith("write")]
+    full_at = writes if every else writes[:1] + writes[-1:]
+    tries = [*((number, 0) for number in chosen(calls, every)), *((0, number) for number in full_at)]
     for kill, full in tries:
         code, _ = attempt(arm, case, work, old, kill, full)
         try:
@@ -117,5 +124,5 @@ if __name__ == "__main__":
     for name in names.split(","):
         print(f"{name}:")
         case = getattr(importlib.import_module(module), name)
-        bad += run(case, Path(sys.argv[2]).resolve() / name)
+        bad += run(case, Path(sys.argv[2]).resolve() / name, "--all" in sys.argv)
     sys.exit(1 if bad else 0)
