@@ -45,10 +45,7 @@ class Packed(Tensor):
 
 
 class GaussianEncoder(nn.Module):
-    """A probabilistic model with OpenCLIP's two methods; with `MeanScore` they give unit means.
-
-    prompts: weights with which classes are mixed, without them all prompts count alike.
-    """
+    """A probabilistic model with OpenCLIP's two methods, which give unit means for `MeanScore`; prompts: weights."""
 
     def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
@@ -82,11 +79,7 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
-
-    templates: {c} where the class goes, or the prompts of each class by its name. ValueError for other classes or
-    prompts than those that the model's weights of prompts are of.
-    """
+    """Every class as the mixture of its prompts, (P, C); templates: {c} where the class goes, or prompts by class."""
     weights = model.prompts
     if weights is not None:
         if isinstance(templates, Mapping):

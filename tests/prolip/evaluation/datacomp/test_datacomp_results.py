@@ -4,7 +4,6 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import signal
 import time
 from dataclasses import replace
@@ -67,27 +66,6 @@ def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
         store.path.write_text(to_json(line(FEW[1])) + "\n" + whole[:length])
         store.append(line(FEW[2]))
         assert [read.result.key for read in store.lines()] == [FEW[1].key, FEW[2].key]
-
-
-def write_within(folder, size):
-    """In a child: add a line where files may have so many bytes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    try:
-        ResultFolder(folder).append(line(FEW[1]))
-    except OSError:
-        os._exit(7)
-
-
-def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_path):
-    store = ResultFolder(tmp_path)
-    store.append(line(FEW[0]))
-    child = fork.Process(target=write_within, args=(tmp_path, store.path.stat().st_size + 50))
-    child.start()
-    child.join(20)
-    assert child.exitcode == 7 and not store.path.read_bytes().endswith(b"\n")
-    store.append(line(FEW[2]))
-    assert [read.result.key for read in store.lines()] == [FEW[0].key, FEW[2].key]
 
 
 def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_taken(tmp_path):
