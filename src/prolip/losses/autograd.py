@@ -83,6 +83,12 @@ def transpose_over_ranks(x: Tensor, group: dist.ProcessGroup | None = None) -> T
     return _TransposeOverRanks.apply(x, group)
 
 
+def both_ways(similarity: Tensor, positive: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Own images with all texts, and own texts with all images: similarities and booleans (B, W B) of either."""
+    swapped = transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
+    return (similarity, positive), swapped
+
+
 class _TransposeOverRanks(torch.autograd.Function):
     """A permutation of all ranks' elements that is its own inverse, and so its own adjoint."""
 

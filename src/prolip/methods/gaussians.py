@@ -49,13 +49,10 @@ class HeadsObjective(KnownMatches):
         image, text = (flat(side, self.encode(side, batch[side])) for side in ("image", "text"))
         return image | text | logit_scale_and_bias(self.model)
 
-    def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian]:
-        """Images and texts, in float32."""
-        return gaussian_of(reps, "image"), gaussian_of(reps, "text")
-
-    def for_the_log(self, image: Gaussian, text: Gaussian) -> Terms:
-        """Detached mean traces."""
-        return {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
+    def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian, Terms]:
+        """Images and texts, in float32, and their mean traces for the log."""
+        image, text = gaussian_of(reps, "image"), gaussian_of(reps, "text")
+        return image, text, {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
 
 
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
@@ -82,12 +79,10 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
 
     A head of OpenCLIP's towers, which have many kinds of these, or of another width keeps its own initial weights.
     """
-    if tower.has_reader:
+    if tower.has_reader or projection.out_features != tower.output_dim:
         return
     image = hasattr(tower, "proj")  # OpenCLIP's names
     own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)
-    if projection.out_features != tower.output_dim:
-        return
     linear = isinstance(own, nn.Linear)
     with torch.no_grad():
         norm.load_state_dict(own_norm.state_dict())

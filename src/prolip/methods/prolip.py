@@ -28,7 +28,7 @@ from prolip.methods.base import (
 from prolip.random import Stream
 from prolip.scores import CSDScore
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 REDUCTIONS = ("dim", "pair")
 
@@ -65,9 +65,7 @@ class ProLIPConfig:
         )
         check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
         check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
-        for name, choices in (("inclusion_form", INCLUSION_FORMS), ("inclusion_reduction", REDUCTIONS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
+        check_choices(self)
 
 
 class ProLIPObjective(KnownMatches):
@@ -124,14 +122,13 @@ class ProLIPObjective(KnownMatches):
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
 
-        Adds masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text
-        (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
+        masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text (M, L).
         """
         image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
         model, draws = self.model, self.context.draws
         if len(image) != len(text):
             raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
-        self.check_captions(batch)
+        batch = super().prepare(batch, step)
         if self.config.alpha2 == 0:
             return batch
         rows, patches = views.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 ComponentNoise = Literal["independent", "shared"]
 
@@ -45,8 +44,7 @@ class VACSRConfig(HeadsConfig):
         check_range(self, "kl_weight", "recon_weight", "sigma_weight")
         check_range(self, "mixture_components", "adapter_hidden", "pair_tile", least=1)
         check_range(self, "gumbel_temperature", above=True)
-        if self.component_noise not in get_args(ComponentNoise):
-            raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
+        check_choices(self)
 
 
 class PairNoise(NamedTuple):
@@ -147,7 +145,8 @@ class PairNetwork(nn.Module):
     def forward(self, v: Tensor, t: Tensor) -> Tensor:
         """The logit of all pairs, (n, D), (m, D) -> (n, m)."""
         out = v.new_empty(len(v), len(t))
-        rows, columns = chunks(v.device, len(t))
+        columns = max(1, min(len(t), 1024))
+        rows = max(1, self.pairs_at_once(v) // columns)
         first, second, last = self.first, self.second, self.last
         with without_autocast(v.device):
             for i in range(0, len(v), rows):
@@ -162,23 +161,20 @@ class PairNetwork(nn.Module):
 
     def paired(self, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The logit and log sigma^2 of each pair of rows, (N, D), (N, D) -> (N,), (N,)."""
-        found = []
-        rows = math.prod(chunks(v.device, 1024))
+        found, rows = [v.new_empty(0, 2)], self.pairs_at_once(v)
+        layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
         with without_autocast(v.device):
             for own, other in zip(v.split(rows), t.split(rows)):
-                layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
                 h = torch.relu_(F.linear(own * other, *layers[0]))
                 logit = F.linear(torch.relu_(F.linear(h, *layers[1])), *layers[2])
                 found.append(torch.cat([logit, F.linear(h, *layers[3])], 1))
-        logit, log_var = torch.cat(found).unbind(1) if found else v.new_empty(2, 0).unbind(0)
+        logit, log_var = torch.cat(found).unbind(1)
         return logit, log_var
 
-
-def chunks(device: torch.device, gallery: int) -> tuple[int, int]:
-    """Images and texts at a time: their hidden values stay in a core's cache on CPU and fill a device on one."""
-    columns = max(1, min(gallery, 1024))
-    pairs = 1 << 12 if device.type == "cpu" else 1 << 17
-    return max(1, pairs // columns), columns
+    @staticmethod
+    def pairs_at_once(v: Tensor) -> int:
+        """How many hidden values stay in a core's cache on CPU and fill a device on one."""
+        return 1 << 12 if v.device.type == "cpu" else 1 << 17
 
 
 class PooledHead(nn.Module):
@@ -191,7 +187,6 @@ class PooledHead(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def inherit(self, tower: Any) -> None:
-        """Start with the tower's own norm and projection."""
         begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
@@ -210,12 +205,11 @@ def extend(model: Any, config: VACSRConfig) -> None:
 
 
 class VACSRScore(Score):
-    """The adapter's logit of a pair, whose sigmoid is the similarity, without sampling: decoded from the mean E[z].
+    """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from the mean E[z] = sum_k alpha_k mean_k.
 
-    E[z] = sum_k alpha_k mean_k, the mean of the mixture: section 3.2 decodes the mean of a drawn component, which at
-    inference would be random. The logit ranks as the similarity does and is never tied at 1. shortlist: how many of
-    each query's nearest by `coarse` the adapter scores; 0: all, which is exact. After them the order is that of
-    `coarse`, and there is no probability.
+    Section 3.2 decodes the mean of a drawn component, which at inference would be random. shortlist: how many of each
+    query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of `coarse`, and there is no
+    probability.
     """
 
     name, symmetric, supports_points, choices = "vacsr", False, True, ("shortlist",)
@@ -235,17 +229,17 @@ class VACSRScore(Score):
         return score.to(adapter.mix.device).requires_grad_(False)
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """The exact logits, images first."""
         p, q = check_pair(queries, gallery, ("images", "texts"))
         return self.network.to(p.mean.device)(p.mean, q.mean)
 
     def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """sum_d c_d v_d t_d, a dot product weighted by the adapter's linear part: matches need no large cosines."""
+        """The cheap score that chooses the shortlist: sum_d c_d v_d t_d, c the adapter's linear part."""
         images, texts = upcast(queries.mean), upcast(gallery.mean)
         with without_autocast(images.device):
             return images * self.network.to(images.device).linear.to(images) @ texts.mT
 
     def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        """The score of each pair of rows, (N, D), (N, D) -> (N,)."""
         return self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[0]
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor:
@@ -267,12 +261,13 @@ class VACSRObjective(HeadsObjective):
     """
 
     statistics = ("sigma",)
+    frozen = ("logit_scale", "logit_bias")
     reads = ("mean",)
     config: VACSRConfig
 
     def __init__(self, model: Any, config: VACSRConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
+        for parameter in model.uncertainty_parameters():
             parameter.requires_grad_(False)
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
@@ -285,8 +280,7 @@ class VACSRObjective(HeadsObjective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the seed of the pairs' noise."""
-        self.check_captions(batch)
-        return batch | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
+        return super().prepare(batch, step) | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
     def embed(self, batch: Batch) -> Reps:
         """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
@@ -326,8 +320,7 @@ class VACSRObjective(HeadsObjective):
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
     """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.
 
-    The hardest negative of an image is the most similar text that is no match (section 3.2; the maximum that (10)
-    prints is that of L_sigma, which with label 1 is largest where a pair is least similar).
+    The hardest negative of an image is the most similar text that is no match, section 3.2.
     """
     label = positive.to(logit.dtype)
     similarity = StraightThroughSigmoid.apply(logit)
