@@ -19,7 +19,6 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, evaluate: Evaluate, *tensors: Tensor) -> Tensor:
-        """The value; gradients of the inputs that need one are kept."""
         needs = ctx.needs_input_grad[1:]
         loss, gradients = evaluate(tensors, needs)
         ctx.save_for_backward(*(g if need else None for g, need in zip(gradients, needs)))
@@ -27,10 +26,7 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """grad_output times the kept gradients; RuntimeError for a second derivative.
-
-        `once_differentiable` would let a constant grad_output pass and drop second derivatives silently.
-        """
+        # `once_differentiable` would let a constant grad_output pass and drop second derivatives silently
         if torch.is_grad_enabled():
             message = "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph"
             raise RuntimeError(f"{message}: leave out create_graph=True")
@@ -75,10 +71,9 @@ def reduce_scatter(sums: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def transpose_over_ranks(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Rows of the transpose of a matrix whose rows the ranks share, with a graph: (B, W B) -> (B, W B).
+    """Rows of the transpose of a matrix whose rows the ranks share, in one all-to-all, with a graph: (B, W B) -> (B, W B).
 
-    Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix and gets the same rows of its transpose, in one
-    all-to-all; its gradients return by another. All ranks of the group must call it.
+    Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix. All ranks of the group must call it.
     """
     return _TransposeOverRanks.apply(x, group)
 

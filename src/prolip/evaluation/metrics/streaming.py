@@ -140,12 +140,13 @@ class PairScores:
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
         score = CSDScore() if score is None else score
+        own: Any = score  # one with a shortlist has `coarse` and `paired`
 
         def coarse(rows: Index, columns: Index) -> Tensor:
-            return score.coarse(image.select(rows), text.select(columns))
+            return own.coarse(image.select(rows), text.select(columns))
 
         def paired(i: Tensor, j: Tensor) -> Tensor:
-            return score.paired(image.select(i), text.select(j))
+            return own.paired(image.select(i), text.select(j))
 
         shortlist = Shortlist(score.shortlist, coarse, paired) if score.shortlist else None
         return cls(len(image.mean), len(text.mean), _gaussian_block(image, text, score), shortlist)
