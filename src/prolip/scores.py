@@ -1,6 +1,6 @@
 """How a trained model compares its embeddings: scores of all pairs, match probabilities, uncertainty, index vectors.
 
-A score is one of `prolip.measures`, or a network of its own, with its trained numbers; the model's method decides which.
+A score is one of `prolip.measures`, or a network, with its trained numbers; the model's method decides which.
 """
 
 from __future__ import annotations

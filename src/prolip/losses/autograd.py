@@ -71,7 +71,7 @@ def reduce_scatter(sums: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def transpose_over_ranks(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Rows of the transpose of a matrix whose rows the ranks share, in one all-to-all, with a graph: (B, W B) -> (B, W B).
+    """Rows of the transpose of a matrix whose rows the ranks share, by all-to-all, with a graph: (B, W B) -> (B, W B).
 
     Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix. All ranks of the group must call it.
     """

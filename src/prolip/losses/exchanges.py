@@ -6,6 +6,8 @@ holds all of them and the sums of their gradients, and starts fewer kernels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,8 +25,8 @@ class Transfer:
 
     def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        ends = (rank - 1) % size, (rank + 1) % size
-        left, right = (dist.get_global_rank(group or dist.group.WORLD, place) for place in ends)
+        everyone: Any = group or dist.group.WORLD
+        left, right = (dist.get_global_rank(everyone, place % size) for place in (rank - 1, rank + 1))
         self._sent, self._received = sent, [torch.empty_like(x) for x in sent]
         operations = [dist.P2POp(dist.isend, x, right, group, tag) for x, tag in zip(sent, tags)]
         operations += [dist.P2POp(dist.irecv, x, left, group, tag) for x, tag in zip(self._received, tags)]
@@ -119,8 +121,7 @@ def score_gathered(
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
-    Texts travel as rows [vector, offset, zeros] of `row_width(P)` numbers; their gradients come back in the same layout,
-    added up over ranks.
+    Texts travel as rows [vector, offset, zeros] of `row_width(P)` numbers, and their summed gradients likewise.
     """
     count, dim = text.vector.shape
     padding = text.vector.new_zeros((count, row_width(dim) - dim - 1))

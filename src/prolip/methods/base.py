@@ -157,7 +157,7 @@ class Objective(nn.Module):
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device.
 
-        Clamps a = exp(logit_scale) <= 100 in place, as OpenCLIP: a clamp in the forward pass would have a zero gradient.
+        Clamps a = exp(logit_scale) <= 100 in place, as OpenCLIP: a clamp in the forward pass has a zero gradient.
         """
         if hasattr(self.model, "logit_scale"):
             with torch.no_grad():
@@ -227,8 +227,8 @@ class Method(NamedTuple):
     objective: type[Objective]
     score: type[Score]
     probabilistic: bool = True  # False for points, whose variances mean nothing
-    #: A function of a fresh model and `config=`, which adds modules and may return the names of parameters (logit_scale,
-    #: logit_bias) that it has set; the model's config.json then has a copy of the config.
+    #: (model, config=...): adds modules to a fresh model, whose config.json then has a copy of the config; may return
+    #: the names of parameters (logit_scale, logit_bias) that it has set.
     extend: Callable[..., Any] | None = None
     adapts: bool = False  # it continues a trained model of any method, which keeps its method, modules and score
     variances: str = ""  # what they mean, in sentences for the report, where LEARNED or POINTS are wrong

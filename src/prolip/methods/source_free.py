@@ -87,8 +87,8 @@ class SourceFreeObjective(MeansObjective):
         return (f"each query retrieves {', '.join(near)} (--neighbours)",)
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with its
-        weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
+        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
+        its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
         """
         (z, images), (_, texts) = pool.side("image"), pool.side("text")
         ids = [stable_hash(key, bits=63) for key in pool.keys]
@@ -178,7 +178,7 @@ def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfi
 
 
 def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
-    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries of a side: (Q,) -> (Q,) float32.
+    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32.
 
     The paper's lambda exp(-beta V) with beta and lambda in units that fit any model; all equal where u is.
     """

@@ -205,7 +205,7 @@ def extend(model: Any, config: VACSRConfig) -> None:
 
 
 class VACSRScore(Score):
-    """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from the mean E[z] = sum_k alpha_k mean_k.
+    """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from E[z] = sum_k alpha_k mean_k.
 
     Section 3.2 decodes the mean of a drawn component, which at inference would be random. shortlist: how many of each
     query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of `coarse`, and there is no

@@ -16,7 +16,7 @@ from prolip.gaussian import Gaussian, as_points
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
-from prolip.uncertainty.readings import Readings, ambiguity_of
+from prolip.uncertainty.readings import Readings
 from prolip.utils.outputs import replacing
 
 #: The file next to OpenCLIP's own configuration and weights.
@@ -40,10 +40,7 @@ class PointModel(nn.Module):
 
 
 class FittedCLIP(nn.Module):
-    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them.
-
-    novelty, text_novelty: None for a tower without blocks; readings: None in an older model.
-    """
+    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
         self,
@@ -51,9 +48,9 @@ class FittedCLIP(nn.Module):
         image: VarianceHead,
         text: VarianceHead,
         score: Score,
-        novelty: Novelty | None = None,
+        novelty: Novelty | None = None,  # None for a tower without blocks
         text_novelty: Novelty | None = None,
-        readings: Readings | None = None,
+        readings: Readings | None = None,  # None in an older model
     ):
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score
@@ -68,10 +65,6 @@ class FittedCLIP(nn.Module):
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
-
-    def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of pixels (B, 3, H, W), (B,); see `prolip.uncertainty.readings.Readings`."""
-        return ambiguity_of(self, image)
 
     @staticmethod
     def _gaussian(features: Tensor, head: VarianceHead, normalize: bool, ids: Tensor | None = None) -> Gaussian:
