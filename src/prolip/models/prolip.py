@@ -19,6 +19,7 @@ from prolip.models.heads import LogVarianceHead
 from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts, has_values
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+from prolip.uncertainty.readings import ambiguity_of
 
 # What OpenCLIP's towers take; the keys of its configurations have the same names.
 VISION_KEYS, TEXT_KEYS = signature(VisionTransformer).parameters.keys(), signature(TextTransformer).parameters.keys()
@@ -121,6 +122,10 @@ class ProLIP(nn.Module):
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             channels = torch.tensor(values, dtype=torch.float32, device=self.logit_scale.device)
             self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
+
+    def ambiguity(self, image: Tensor) -> Tensor:
+        """Nats of ambiguity of images, as `encode_image` takes them, (B,): of a model with fitted variances."""
+        return ambiguity_of(self, image)
 
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.

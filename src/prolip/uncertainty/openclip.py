@@ -16,7 +16,7 @@ from prolip.gaussian import Gaussian, as_points
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
-from prolip.uncertainty.readings import Readings
+from prolip.uncertainty.readings import Readings, ambiguity_of
 from prolip.utils.outputs import replacing
 
 #: The file next to OpenCLIP's own configuration and weights.
@@ -65,6 +65,10 @@ class FittedCLIP(nn.Module):
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
+
+    def ambiguity(self, image: Tensor) -> Tensor:
+        """Nats of ambiguity of pixels (B, 3, H, W), (B,)."""
+        return ambiguity_of(self, image)
 
     @staticmethod
     def _gaussian(features: Tensor, head: VarianceHead, normalize: bool, ids: Tensor | None = None) -> Gaussian:

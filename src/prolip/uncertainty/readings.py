@@ -120,3 +120,12 @@ def reader_of(model: Any) -> Reader | None:
     head: Any = getattr(model.text, "head", model.text)
     known = novelty if isinstance(novelty, Novelty) and novelty.fitted else None
     return Reader(readings, head.ambiguity, known, head.log_unit.exp().item(), int(head.total()))
+
+
+def ambiguity_of(model: Any, image: Tensor) -> Tensor:
+    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. ValueError without them."""
+    reader = reader_of(model)
+    if reader is None:
+        raise ValueError("this model has no ambiguity of images: prolip uncertainty fits it")
+    with torch.no_grad():
+        return reader.ambiguity(model.encode_image(image).mean)
