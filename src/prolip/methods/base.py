@@ -86,7 +86,7 @@ class Objective(nn.Module):
     frozen: tuple[str, ...] = ()
     #: The last result of `before_training`, on every rank; checkpoints store it.
     pool_state: Mapping[str, Tensor]
-    model: Any  # as nn.Module, whose attributes a type checker takes for tensors
+    model: Any  # an nn.Module
     config: Any
 
     def __init__(self, model: nn.Module, config: Any, context: Context | None = None):
@@ -99,7 +99,8 @@ class Objective(nn.Module):
     @classmethod
     def needs(cls, config: Any) -> Needs:
         """What a run by this config has to give; asked before there is any data or model."""
-        return Needs()
+        known = getattr(config, "known_matches", None)
+        return Needs() if known is None else Needs(data={"known_matches": known})
 
     @classmethod
     def balances(cls, config: Any) -> bool:
@@ -129,7 +130,15 @@ class Objective(nn.Module):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
+        if getattr(self.config, "known_matches", False) and not {"caption_id", "caption_ids"} <= batch.keys():
+            missing = f"known_matches wants caption_id and caption_ids in the batch, which has {', '.join(batch)}"
+            raise ValueError(f"{missing}: read data with captions, or give --no-known-matches")
         return batch
+
+    def matches(self, batch: Batch) -> Matches | None:
+        """The known matches of the batch beyond its own pairs, with a config whose `known_matches` is true."""
+        known = getattr(self.config, "known_matches", False)
+        return Matches(batch["caption_ids"], batch["caption_id"]) if known else None
 
     def encode(self, kind: str, inputs: Tensor, **options: Any) -> Gaussian:
         """`model.encode_<kind>`. Raises TypeError where that gives points (a Tensor has a method `mean`, too)."""
@@ -175,25 +184,6 @@ class Objective(nn.Module):
         if cotangents is None:
             return self.logged(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
-
-
-class KnownMatches(Objective):
-    """An objective whose `known_matches` says whether every true caption of an image in the batch is a match."""
-
-    @classmethod
-    def needs(cls, config: Any) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
-
-    def prepare(self, batch: Batch, step: int) -> Batch:
-        """The batch, which must have caption ids for known matches."""
-        if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
-            missing = f"known_matches wants caption_id and caption_ids in the batch, which has {', '.join(batch)}"
-            raise ValueError(f"{missing}: read data with captions, or give --no-known-matches")
-        return batch
-
-    def matches(self, batch: Batch) -> Matches | None:
-        """The known matches of the batch beyond its own pairs."""
-        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
 
 
 class MeansObjective(Objective):

@@ -13,20 +13,15 @@ from torch import Tensor, nn
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import both_ways, dot_products, softmax_loss, tiled_loss_over_ranks, triplet_loss
 from prolip.losses.functional import Negatives
-from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Method, Reps, Terms, clip_loss
+from prolip.methods.base import Batch, Context, MeansObjective, Method, Reps, Terms, clip_loss
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
 
 @dataclass(kw_only=True)
-class SigLIPConfig:
-    """SigLIP has no constants besides scale and bias, which are the model's."""
-
-
-@dataclass(kw_only=True)
-class CLIPConfig:
-    """CLIP has no constants besides the scale, which is the model's."""
+class PointsConfig:
+    """SigLIP and CLIP have no constants besides scale and bias, which are the model's."""
 
 
 @dataclass(kw_only=True)
@@ -78,10 +73,10 @@ class SigLIPObjective(_DeterministicObjective):
     """
 
     @classmethod
-    def balances(cls, config: SigLIPConfig) -> bool:
+    def balances(cls, config: PointsConfig) -> bool:
         return True
 
-    def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
+    def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
         super().__init__(model, config, context)
         from open_clip.loss import SigLipLoss  # late: it takes seconds
 
@@ -98,12 +93,12 @@ class CLIPObjective(_DeterministicObjective):
     statistics = ("scale",)  # of the logit: the arguments of the loss
     frozen = ("logit_bias",)  # which cancels in the softmax
 
-    def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
+    def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
         super().__init__(model, config, context)
         self.contrastive = clip_loss(self.context)
 
 
-class InfoNCEObjective(MeansObjective, KnownMatches):
+class InfoNCEObjective(MeansObjective):
     """Mean of `losses.softmax_loss` of the rows and of the columns of a cos over the global batch, a = 1/tau learned.
 
     Targets are all known matches of an image, and of a caption, in equal parts; CLIP's loss where each has one.
@@ -124,7 +119,7 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
         return {"loss": value}
 
 
-class TripletObjective(MeansObjective, KnownMatches):
+class TripletObjective(MeansObjective):
     """Both ways of `losses.triplet_loss` over the cosines of the global batch; scale and bias are not trained."""
 
     statistics = ()
@@ -166,8 +161,8 @@ class CosineScore(MeanScore):
 
 
 METHODS = {
-    "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
-    "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
+    "siglip": Method(PointsConfig, SigLIPObjective, MeanScore, probabilistic=False),
+    "clip": Method(PointsConfig, CLIPObjective, MeanScore, probabilistic=False),
     "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),
     "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
     "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),

@@ -11,7 +11,7 @@ from torch import nn
 
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
-from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, Objective, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
@@ -22,12 +22,13 @@ class HeadsConfig:
 
     pooled_heads: bool = option(True, "heads of its own over all tokens; without: the means of the starting model")
     head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         check_range(self, "head_dim", least=2, remedy=", such as 1024")
 
 
-class HeadsObjective(KnownMatches):
+class HeadsObjective(Objective):
     """Gaussians of images and texts by a method's own heads; replaced parts of the towers are frozen."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")

@@ -39,7 +39,6 @@ class PCMEConfig(HeadsConfig):
     uniformity_weight: float = option(
         0.0, "weight of the uniformity loss; the paper's 0 for COCO, and 10 for CUB is 0.039 here at a batch of 128"
     )
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()

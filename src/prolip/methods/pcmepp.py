@@ -41,7 +41,6 @@ class PCMEppConfig(HeadsConfig):
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
     clip_weight: float = option(0.0, "weight of an additional CLIP loss on the means, as in the paper's pre-training")
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()

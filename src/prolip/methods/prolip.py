@@ -14,17 +14,7 @@ from prolip import views
 from prolip.flops import EncoderPass
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import INCLUSION_FORMS
-from prolip.methods.base import (
-    Batch,
-    Context,
-    KnownMatches,
-    Method,
-    Reps,
-    Terms,
-    flat,
-    gaussian_of,
-    logit_scale_and_bias,
-)
+from prolip.methods.base import Batch, Context, Method, Objective, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.random import Stream
 from prolip.scores import CSDScore
 from prolip.utils.fields import option
@@ -68,7 +58,7 @@ class ProLIPConfig:
         check_choices(self)
 
 
-class ProLIPObjective(KnownMatches):
+class ProLIPObjective(Objective):
     """The loss of ProLIP's equation 6 on one batch of images and texts.
 
     L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,6 @@ class VACSRConfig(HeadsConfig):
     gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
     pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,13 +44,6 @@ class VACSRConfig(HeadsConfig):
         check_range(self, "mixture_components", "adapter_hidden", "pair_tile", least=1)
         check_range(self, "gumbel_temperature", above=True)
         check_choices(self)
-
-
-class PairNoise(NamedTuple):
-    """Random numbers of pairs: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
-
-    normal: Tensor
-    gumbel: Tensor
 
 
 class SimilarityAdapter(nn.Module):
@@ -73,19 +65,20 @@ class SimilarityAdapter(nn.Module):
         self.out = nn.Linear(hidden, 1)
         nn.init.zeros_(self.log_var.bias)
 
-    def forward(self, v: Tensor, t: Tensor, noise: PairNoise, temperature: float) -> Tensor:
-        """Of all pairs of (n, D), (m, D), noise (n, m, ...): (3, n, m), in float32 or float64.
+    def forward(self, v: Tensor, t: Tensor, normal: Tensor, gumbel: Tensor, temperature: float) -> Tensor:
+        """Of all pairs of (n, D), (m, D), noise (n, m, K D), or (n, m, D) for all components, (n, m, K): (3, n, m).
 
-        The logit of z = `sample`; the divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension, as every VIB
-        here; and log sigma^2 of the pair, the mean over the dimensions of sum_k w_k log_var_k.
+        The logit of z = sum_k w_k (mean_k + sigma_k normal_k), 3.1, w the softmax of log alpha + gumbel; the divergence
+        sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension; log sigma^2, the mean over D of sum_k w_k log_var_k.
         """
         with without_autocast(v.device):
             h = torch.relu(self.encode(self.dim * (v.unsqueeze(1) * t)))
             shape = *h.shape[:2], self.components, self.dim
             mean, log_var = self.mean(h).view(shape), self.log_var(h).view(shape)
-            weight = ((F.log_softmax(self.mix, 0) + noise.gumbel.to(h.dtype)) / temperature).softmax(-1)
+            weight = ((F.log_softmax(self.mix, 0) + gumbel.to(h.dtype)) / temperature).softmax(-1)
             sigma = (log_var / 2).exp()
-            z = sample(weight, mean, sigma, noise.normal.to(h.dtype))
+            drawn = torch.addcmul(mean, sigma, normal.to(h.dtype).unflatten(-1, (-1, self.dim)))
+            z = (weight.unsqueeze(-2) @ drawn).squeeze(-2)
             logit = self.out(torch.relu(self.decode(z))).squeeze(-1)
             divergence = (mean.square() + sigma.square() - 1 - log_var).mean(-1) / 2 @ self.mix.softmax(0)
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
@@ -114,22 +107,11 @@ class SimilarityAdapter(nn.Module):
                 layer.bias.copy_(bias)
 
 
-def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
-    """z = sum_k w_k (mean_k + sigma_k normal_k), section 3.1: a sample of every component, mixed by the softmax w.
-
-    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
-    of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
-    """
-    drawn = torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1])))
-    return (weight.unsqueeze(-2) @ drawn).squeeze(-2)
-
-
 class PairNetwork(nn.Module):
     """An adapter without sampling, for all pairs or paired rows, in a bounded workspace.
 
-    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings;
-    first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
-    The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j.
+    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings. The
+    first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j.
     """
 
     def __init__(self, dim: int, hidden: int):
@@ -255,9 +237,7 @@ class VACSRObjective(HeadsObjective):
     """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
 
     reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, with the gradient of OpenCLIP's
-    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches. With
-    both terms of the ELBO per pair (4), the paper's alpha is kl_weight / B where its KL is a mean over D, kl_weight /
-    (B D) where it is a sum.
+    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches.
     """
 
     statistics = ("sigma",)
@@ -296,8 +276,8 @@ class VACSRObjective(HeadsObjective):
 
         def sample(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
             (v, rows), (t, columns) = images, texts
-            noise = PairNoise(*pair_noise(seed, rows, columns, normals, config.mixture_components))
-            return functional_call(self.model.adapter, weights, (v, t, noise, config.gumbel_temperature))
+            noise = pair_noise(seed, rows, columns, normals, config.mixture_components)
+            return functional_call(self.model.adapter, weights, (v, t, *noise, config.gumbel_temperature))
 
         parts: Terms = {}
 
@@ -323,7 +303,8 @@ def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
     The hardest negative of an image is the most similar text that is no match, section 3.2.
     """
     label = positive.to(logit.dtype)
-    similarity = StraightThroughSigmoid.apply(logit)
+    # whose gradient is that of the logit, A.1: 1/2 (y - similarity)^2 then has that of the sigmoid loss, (13)
+    similarity = logit.detach().sigmoid() + (logit - logit.detach())
     matches = variance_loss(similarity - 1, log_var)
     hardest = logit.masked_fill(positive, -torch.inf).max(1)
     negative = matches.gather(1, hardest.indices.unsqueeze(1)).squeeze(1)
@@ -337,22 +318,9 @@ def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
 def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
     """L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8), any shape.
 
-    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. s^2 is in (0, 1), as error^2 is: the optimum
-    is sigma^2 = error^2 / (1 - error^2). 1/s^2 = 1 + exp(-log_var).
+    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. 1/s^2 = 1 + exp(-log_var).
     """
     return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
-
-
-class StraightThroughSigmoid(torch.autograd.Function):
-    """sigmoid(x) whose gradient is that of x, A.1: 1/2 (y - sigmoid(x))^2 then has that of the sigmoid loss, (13)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sigmoid()
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        return grad_output
 
 
 OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
