@@ -238,9 +238,9 @@ def as_points(features: Tensor | Gaussian) -> Gaussian:
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:
     """A class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (the variance is not divided by N).
 
-    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the averaged mean to
-    unit length, as the released evaluation does. Returns (..., D) in float32 or float64. A weight of 0 drops its prompt
-    and has a finite gradient; weights that are all 0 describe no class: log_var is -inf.
+    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the mean to unit
+    length, as the released evaluation does. A weight of 0 drops its prompt and has a finite gradient; weights that are
+    all 0 describe no class: log_var is -inf.
     """
     check_gaussian(z)
     z = z.float()

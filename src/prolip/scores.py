@@ -6,7 +6,7 @@ A score is one of `prolip.measures`, or a network, with its trained numbers; the
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -223,14 +223,7 @@ class TrueMatchScore(Score):
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
 
     def __init__(  # noqa: PLR0913, PLR0917 (what was trained)
-        self,
-        trace_weight: float,
-        unit: float,
-        images: int,
-        texts: int,
-        scale: float | None = None,
-        bias: float | None = None,
-        doubt: Doubt | Sequence[float] | None = None,
+        self, trace_weight: float, unit: float, images: int, texts: int, scale=None, bias=None, doubt: Any = None
     ):
         super().__init__(scale, bias)
         self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts

@@ -11,14 +11,13 @@ from functools import reduce
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
-from prolip.losses.autograd import Evaluation, differentiate, world_size
+from prolip.losses.autograd import Evaluation, Group, differentiate, world_size
 from prolip.losses.exchanges import row_width, score_gathered, score_ring
 from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
-from prolip.losses.positives import Matches, check_matches
+from prolip.losses.positives import Labels, check_matches
 
 Exchange = Literal["ring", "gather"]
 Number = Tensor | float
@@ -28,7 +27,7 @@ GATHERED_BYTES = 2 * 2**30
 
 
 def sigmoid_loss(
-    image: Factors, text: Factors, scale: Number, bias: Number, labels: Matches | None = None, block: int | None = None
+    image: Factors, text: Factors, scale: Number, bias: Number, labels: Labels = None, block: int | None = None
 ) -> Tensor:
     """Sigmoid loss of all pairs, SigLIP (Zhai et al. 2023) on any similarity that factors -> ().
 
@@ -46,8 +45,8 @@ def sigmoid_loss_over_ranks(
     text: Factors,
     scale: Number,
     bias: Number,
-    labels: Matches | None = None,
-    group: dist.ProcessGroup | None = None,
+    labels: Labels = None,
+    group: Group = None,
     block: int | None = None,
     exchange: Exchange | None = None,
 ) -> Tensor:
@@ -109,13 +108,7 @@ def factor_batch(image: Gaussian, text: Gaussian) -> tuple[Factors, Factors]:
 
 
 def differentiate_score(
-    score: Callable[..., Evaluation],
-    image: Factors,
-    text: Factors,
-    scale: Number,
-    bias: Number,
-    labels: Matches | None,
-    block: int | None,
+    score: Callable[..., Evaluation], image: Factors, text: Factors, scale: Number, bias: Number, labels: Labels, block
 ) -> Tensor:
     """The loss of `score`, such as `score_ring`, on checked inputs, with its gradients in the graph."""
     if block is not None and block < 1:

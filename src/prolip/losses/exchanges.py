@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.losses.autograd import Evaluation, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
-from prolip.losses.positives import Matches, Positives
+from prolip.losses.autograd import Evaluation, Group, gather, rank_in, reduce_scatter, world_size
+from prolip.losses.pairs import Columns, Factors, Scalars, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.positives import Labels, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
@@ -23,7 +23,7 @@ TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 class Transfer:
     """Buffers on their way to the right neighbour and from the left one; all of them stay alive until `wait`."""
 
-    def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
+    def __init__(self, group: Group, sent: list[Tensor], *tags: int):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         everyone: Any = group or dist.group.WORLD
         left, right = (dist.get_global_rank(everyone, place % size) for place in (rank - 1, rank + 1))
@@ -40,19 +40,13 @@ class Transfer:
 
 
 def score_ring(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
-    group: dist.ProcessGroup | None,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
     Half of the own pairs are scored while the first text block travels, the other half while the accumulator of the own
-    texts returns, so that no message leaves a device idle. At step s rank r scores the texts of rank r - s, adds the
-    accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its owner.
+    texts returns. At step s rank r scores the texts of rank r - s, adds the accumulator that rank r - 1 made for them,
+    and passes it on; step W - 1 passes it to its owner.
     """
     size, (count, dim) = world_size(group), image.vector.shape
     rows = zero_rows(image, needs)
@@ -96,7 +90,6 @@ def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
 
 
 def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) -> Columns:
-    """Views of the buffer made by `new_sums`."""
     vectors = needs.text_vector * count * dim
     vector = buffer[:vectors].view(count, dim) if needs.text_vector else None
     return Columns(vector, buffer[vectors:] if needs.text_offset else None)
@@ -111,13 +104,7 @@ def row_width(dim: int) -> int:
 
 
 def score_gathered(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
-    group: dist.ProcessGroup | None,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 

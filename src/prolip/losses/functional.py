@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +61,6 @@ def triplet_loss(
     similarity: (n, m); own: (n,), s_i, of each query with its own match; positive: (n, m) booleans, the own match and
     all others that are no negatives; weight: (n,), above 0.
     """
-    if negatives not in get_args(Negatives):
-        raise ValueError(f"negatives {negatives!r} are unknown: use one of {', '.join(get_args(Negatives))}")
     further = similarity - own.unsqueeze(1)
     further = further if weight is None else weight.unsqueeze(1) * further
     hinge = (margin + further).clamp(min=0).masked_fill(positive, 0.0)
@@ -85,7 +83,7 @@ def inclusion_loss(
         h = inclusion_test_per_dim(inner, outer, eps=eps, form=form)
         if reduction == "pair":
             h = h.sum(-1)
-        return mean_or_zero(-F.logsigmoid(scale * h))
+        return -F.logsigmoid(scale * h).sum() / max(h.numel(), 1)
 
 
 def vib(z: Gaussian) -> Tensor:
@@ -96,9 +94,4 @@ def vib(z: Gaussian) -> Tensor:
     check_gaussian(z)
     with without_autocast(z.mean.device):
         z = z.float()
-        return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))
-
-
-def mean_or_zero(x: Tensor) -> Tensor:
-    """The mean of all elements, 0 for none, with a graph either way."""
-    return x.sum() / max(x.numel(), 1)
+        return 0.5 * ((z.mean.square() + (z.log_var.expm1() - z.log_var)).sum() / max(z.mean.numel(), 1))

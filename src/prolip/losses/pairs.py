@@ -16,8 +16,9 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.losses.autograd import Evaluation
-from prolip.losses.positives import BlockGradient, Matches, Positives
+from prolip.losses.positives import BlockGradient, Labels, Positives
 
+Scalars = tuple[Tensor, Tensor]
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
@@ -34,7 +35,6 @@ class Factors(NamedTuple):
     offset: Tensor
 
     def select(self, part: slice) -> Factors:
-        """Some of the rows."""
         return Factors(self.vector[part], self.offset[part])
 
 
@@ -74,7 +74,6 @@ class Rows(NamedTuple):
     sums: Tensor | None  # sum_j g_ij (n,); None when no gradient at all is wanted
 
     def select(self, part: slice) -> Rows:
-        """Some of the rows; what is added to the result is added to the whole."""
         vector = None if self.vector is None else self.vector[part]
         sums = None if self.sums is None else self.sums[part]
         return self._replace(own=self.own.select(part), vector=vector, sums=sums)
@@ -117,13 +116,7 @@ def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
 
 
 def sum_block(
-    rows: Tensor,
-    vectors: Tensor,
-    row_bias: Tensor,
-    column_bias: Tensor,
-    positives: Positives,
-    weight: float,
-    grad: bool,
+    rows: Tensor, vectors: Tensor, row_bias: Tensor, column_bias: Tensor, positive: Positives, weight: float, grad: bool
 ) -> tuple[Tensor, BlockGradient | None]:
     """The loss of one block of pairs, logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
 
@@ -132,7 +125,7 @@ def sum_block(
     """
     z = row_bias.unsqueeze(1) + column_bias
     z.addmm_(rows, vectors.T)
-    flip = positives.flip(z)
+    flip = positive.flip(z)
     flip(z)
     loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
     if not grad:
@@ -190,12 +183,7 @@ def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
 
 
 def score_alone(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block: int | None, needs: WantedGradients
 ) -> Evaluation:
     """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
     rows, out = zero_rows(image, needs), zero_columns(text, needs)

@@ -20,18 +20,17 @@ class Matches(NamedTuple):
     text: Tensor  # (B,) int64, the id of the text at hand; -1: unknown, matches its own image only
 
 
+Labels = Matches | None
+
+
 class Positives(NamedTuple):
-    """The positive pairs among rows (n) and columns (m).
+    """The positive pairs among rows (n) and columns (m)."""
 
-    diagonal: row i matches column i + diagonal, None: no such match; rows (n, K), columns (m,): ids as in `Matches`.
-    """
-
-    diagonal: int | None = None
-    rows: Tensor | None = None
-    columns: Tensor | None = None
+    diagonal: int | None = None  # row i matches column i + diagonal
+    rows: Tensor | None = None  # ids as in `Matches` (n, K)
+    columns: Tensor | None = None  # (m,)
 
     def select(self, part: slice) -> Positives:
-        """The same for some of the rows."""
         diagonal = None if self.diagonal is None else self.diagonal + part.start
         return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
 

@@ -13,13 +13,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.gaussian import kind_of, upcast, without_autocast
-from prolip.losses.autograd import Evaluation, differentiate, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.positives import Matches, Positives, check_matches
+from prolip.losses.autograd import Evaluation, Group, differentiate, gather, rank_in, reduce_scatter, world_size
+from prolip.losses.positives import Labels, Positives, check_matches
 
 TILE = 256
 
@@ -30,8 +29,8 @@ def tiled_loss_over_ranks(
     texts: Sequence[Tensor],
     loss: Callable[[Tensor, Tensor], Tensor],
     parameters: Sequence[Tensor] = (),
-    labels: Matches | None = None,
-    group: dist.ProcessGroup | None = None,
+    labels: Labels = None,
+    group: Group = None,
     tile: int = TILE,
 ) -> Tensor:
     """This rank's share of a loss on the similarities of the global batch -> ().
@@ -67,8 +66,8 @@ class TiledLoss(NamedTuple):
     score: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     parameters: tuple[Tensor, ...]
-    labels: Matches | None
-    group: dist.ProcessGroup | None
+    labels: Labels
+    group: Group
     tile: int
 
     def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
@@ -107,7 +106,6 @@ class TiledLoss(NamedTuple):
         return similarity
 
     def tiles(self, rows: list[Tensor], columns: list[Tensor]) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns of every tile."""
         starts = (range(0, len(side[0]), self.tile) for side in (rows, columns))
         return ((slice(i, i + self.tile), slice(j, j + self.tile)) for i, j in product(*starts))
 
@@ -198,7 +196,7 @@ def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | f
     return F.logsigmoid(logit).logsumexp((1, 3)) - F.logsigmoid(-logit).logsumexp((1, 3))
 
 
-def uniformity_over_ranks(points: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def uniformity_over_ranks(points: Tensor, group: Group = None) -> Tensor:
     """log of the mean of exp(-2 |z - z'|^2) over all pairs of different points of all ranks, (n, D) -> ().
 
     Wang & Isola 2020, as PCME's released code (A.1 prints a plain sum). The same value on all ranks, which must give

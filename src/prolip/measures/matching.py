@@ -49,35 +49,24 @@ def match_probability(p: Gaussian, q: Gaussian, scale: Number, bias: Number, *ar
 
 
 def pairwise_log_match_probability(
-    p: Gaussian,
-    q: Gaussian,
-    scale: Number,
-    bias: Number,
-    samples: int = 8,
-    generator: torch.Generator | None = None,
-    exact: bool = False,
-    max_elements: int = WORKSPACE,
+    p: Gaussian, q: Gaussian, scale: Number, bias: Number, samples=8, generator=None, max_elements: int = WORKSPACE
 ) -> Tensor:
     """`log_match_probability` of all pairs, each Gaussian sampled once: (B1, D), (B2, D) -> (B1, B2).
 
     With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product:
     with e = (1.5 D + 3) eps (|z1|^2 + |z2|^2) their error is at most sqrt(e), for coinciding points, and e / |z1 - z2|,
-    0.017 at unit length in float32 and D = 768. exact=True subtracts coordinates instead: slower by about D, for
-    variances so small that samples coincide.
+    0.017 at unit length in float32 and D = 768.
     """
     p, q = check_pairwise(p, q)
     scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
     z1, z2 = _draw(p, samples, generator), _draw(q, samples, generator)
-    mode = DIRECT if exact else PRODUCT
 
     def tile(x: Tensor, y: Tensor) -> Tensor:
-        distances = torch.cdist(x.flatten(0, 1), y.flatten(0, 1), compute_mode=mode)
+        distances = torch.cdist(x.flatten(0, 1), y.flatten(0, 1), compute_mode=PRODUCT)
         logits = (bias - scale * distances).view(len(x), samples, len(y), samples)
         return F.logsigmoid(logits).logsumexp((1, 3)) - 2 * math.log(samples)
 
-    # The exact form counts D: on CUDA its gradient is formed per coordinate before it is summed.
-    per_pair = samples**2 * (p.mean.shape[-1] if exact else 1)
-    return all_pairs(tile, (z1,), (z2,), per_pair, max_elements)
+    return all_pairs(tile, (z1,), (z2,), samples**2, max_elements)
 
 
 def pairwise_match_probability(

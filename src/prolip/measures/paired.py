@@ -1,9 +1,7 @@
 """Measures between two Gaussians, pair by pair: f(p, q) with the leading dimensions of p and q broadcast.
 
 Every formula is written in quantities that neither overflow nor cancel for log_var in [-40, 10], in value and in
-gradient: the difference of the log variances, log(v1 + v2) and (m1 - m2)^2. So equal inputs give exactly 0 where the
-measure is 0 there, symmetric measures are symmetric and `inclusion_test` antisymmetric to the last bit, and nothing is
-clamped. Inputs below float32 are computed in float32. v is sigma^2 = exp(log_var) throughout.
+gradient. v is sigma^2 = exp(log_var) throughout.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ def check_paired(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) 
 
 
 def _square_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """(m1 - m2)^2 per dimension."""
     return (p.mean - q.mean).square()
 
 
@@ -53,9 +50,8 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
 
         H = x/2 - (A - B)/2 + exp(eps) (m1 - m2)^2 (exp(-B) - exp(-A)),   (A - B)/2 = artanh(tanh(x/2) / 3).
 
-    Every term is odd in x, so that swapping the arguments flips the sign bit for bit, and none cancels near x = 0.
-    form="printed" adds x/2: the misprinted normalisation of ProLIP (3), which the released runs were trained with.
-    eps is the exponent of ProLIP 3.3 and touches the mean distance only. Raises ValueError for another form.
+    Every term is odd in x, and none cancels near x = 0. form="printed" adds x/2: the misprinted normalisation of ProLIP
+    (3), which the released runs were trained with. eps: the exponent of ProLIP 3.3.
     """
     if form not in INCLUSION_FORMS:
         raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, INCLUSION_FORMS))}")
@@ -71,8 +67,8 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
 def inclusion_test(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact") -> Tensor:
     """H = log_inclusion(inner, outer) - log_inclusion(outer, inner), ProLIP (4): (..., D), (..., D) -> (...).
 
-    > 0 where outer includes inner; antisymmetric. See `inclusion_test_per_dim` for eps and form. H also grows with
-    the distance of the means where outer is the wider: it tests a given pair; to rank or search use `log_inclusion`.
+    > 0 where outer includes inner; antisymmetric. H also grows with the distance of the means where outer is the wider:
+    it tests a given pair; to rank or search use `log_inclusion`.
     """
     return inclusion_test_per_dim(inner, outer, eps, form).sum(-1)
 
@@ -80,8 +76,8 @@ def inclusion_test(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str
 def log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0) -> Tensor:
     """log int p_inner^2 p_outer + D log(2 pi), ProLIP (3) and A.4: (..., D), (..., D) -> (...).
 
-    sum_d -1/2 log v1 - 1/2 log(v1 + 2 v2) - exp(eps) (m1 - m2)^2 / (v1 + 2 v2): the product of N(m1, v1/2) and
-    N(m2, v2), without the paper's B^2/(4A) - C, which cancels. eps = 0 is the integral, others are for training.
+    sum_d -1/2 log v1 - 1/2 log(v1 + 2 v2) - exp(eps) (m1 - m2)^2 / (v1 + 2 v2). eps = 0 is the integral, others are for
+    training.
     """
     inner, outer = check_paired(inner, outer, ("inner", "outer"))
     log_sum = torch.logaddexp(inner.log_var, outer.log_var + math.log(2))

@@ -76,7 +76,6 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 def _tiled(
     measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int, names: tuple[str, str] = ("p", "q")
 ) -> Tensor:
-    """A paired measure over all pairs, in tiles."""
     p, q = check_pairwise(p, q, names)
 
     def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:

@@ -160,7 +160,6 @@ class Objective(nn.Module):
         return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
     def means(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
         return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def after_step(self) -> None:
@@ -225,7 +224,6 @@ class Method(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """The report's sentences on the variances."""
         return self.variances or (LEARNED if self.probabilistic else POINTS)
 
 

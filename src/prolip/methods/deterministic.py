@@ -56,10 +56,15 @@ class VSEConfig(TripletConfig):
 class _DeterministicObjective(MeansObjective):
     """A contrastive loss of OpenCLIP's on the means."""
 
-    contrastive: nn.Module
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = self.make_loss(self.context)
+
+    @staticmethod
+    def make_loss(context: Context) -> nn.Module:
+        return clip_loss(context)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         with without_autocast(image.device):
             return {"loss": self.contrastive(image, text, *(reps[name] for name in self.statistics))}
@@ -76,11 +81,11 @@ class SigLIPObjective(_DeterministicObjective):
     def balances(cls, config: PointsConfig) -> bool:
         return True
 
-    def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
-        super().__init__(model, config, context)
+    @staticmethod
+    def make_loss(context: Context) -> nn.Module:
         from open_clip.loss import SigLipLoss  # late: it takes seconds
 
-        self.contrastive = SigLipLoss(rank=self.context.rank, world_size=self.context.world_size, dist_impl="bidir")
+        return SigLipLoss(rank=context.rank, world_size=context.world_size, dist_impl="bidir")
 
 
 class CLIPObjective(_DeterministicObjective):
@@ -92,10 +97,6 @@ class CLIPObjective(_DeterministicObjective):
 
     statistics = ("scale",)  # of the logit: the arguments of the loss
     frozen = ("logit_bias",)  # which cancels in the softmax
-
-    def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
-        super().__init__(model, config, context)
-        self.contrastive = clip_loss(self.context)
 
 
 class InfoNCEObjective(MeansObjective):
@@ -109,7 +110,6 @@ class InfoNCEObjective(MeansObjective):
     config: InfoNCEConfig
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))
 
         def loss(cosine: Tensor, positive: Tensor) -> Tensor:
@@ -127,7 +127,6 @@ class TripletObjective(MeansObjective):
     config: TripletConfig
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         start, kind = self.context.rank * len(image), batch.get("negatives", "all")
 
@@ -145,7 +144,6 @@ class VSEObjective(TripletObjective):
     config: VSEConfig
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add which negatives count in this step."""
         negatives: Negatives = "hardest" if step >= self.config.sum_steps else "all"
         return super().prepare(batch, step) | {"negatives": negatives}
 

@@ -46,7 +46,6 @@ class HeadsObjective(Objective):
         return ("means are new: the method's heads make them; --no-pooled-heads keeps OpenCLIP's embedding",)
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
         image, text = (flat(side, self.encode(side, batch[side])) for side in ("image", "text"))
         return image | text | logit_scale_and_bias(self.model)
 

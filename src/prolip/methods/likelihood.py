@@ -153,13 +153,11 @@ class LikelihoodObjective(MeansObjective):
         return rows | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, texts = upcast(reps["image_mean"]), upcast(reps["text_mean"]).unbind(1)
         loss = torch.stack([self.pair_loss(image, text, reps["scale"], reps["bias"]) for text in texts]).mean()
         return {"loss": loss}
 
     def pair_loss(self, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        """Of unit means (B, D), one caption for each image."""
         if self.config.pair_loss == "softmax":
             with without_autocast(image.device):
                 return self.softmax(image, text, scale)
@@ -167,7 +165,6 @@ class LikelihoodObjective(MeansObjective):
         return sigmoid_loss_over_ranks(images, texts, scale, bias)
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
-        """Fit the variances and the novelty of a trained model to pairs of its own means."""
         adopt(model, fit_variances(pairs, vocabulary=model.vocab_size, seed=self.context.seed, **self.config.sizes))
 
 

@@ -158,7 +158,6 @@ class PCMEObjective(HeadsObjective):
         return batch | {name: x.view(-1, samples, dim) for name, x in noise.items()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """The loss and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
         image, text, traces = self.gaussians(reps)
         noises = batch["noise_image"], batch["noise_text"]

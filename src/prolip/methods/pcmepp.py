@@ -73,7 +73,6 @@ class PCMEppHead(nn.Module):
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
 
     def inherit(self, tower: Any) -> None:
-        """Start the means with the tower's own norm and projection, as the paper does."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
     def forward(
@@ -165,7 +164,6 @@ class PCMEppObjective(HeadsObjective):
             visual.head.noise = text.head.noise = None
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 3 and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
         image, text, traces = self.gaussians(reps)
         mix = Mix(batch["share"], batch["partner"]) if "share" in batch else None

@@ -153,7 +153,6 @@ class ProLIPObjective(Objective):
         return reps | flat("masked_text", texts.select(slice(rows, None))) if self.masks_texts else reps
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
         views = [view for view in ("image", "text", "masked_image", "masked_text") if f"{view}_mean" in reps]
         settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}

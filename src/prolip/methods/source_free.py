@@ -75,7 +75,6 @@ class SourceFreeObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: SourceFreeConfig) -> Needs:
-        """Batches of images alone, and a pool."""
         return Needs(data={"captions": 0}, pool=PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts))
 
     def notes(self, batch: int) -> tuple[str, ...]:

@@ -252,22 +252,18 @@ class VACSRObjective(HeadsObjective):
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """alpha in the paper's units, after the notes on the means."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
         means = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
         own = f"{means} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
         return (*super().notes(batch), own)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add the seed of the pairs' noise."""
         return super().prepare(batch, step) | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
     def embed(self, batch: Batch) -> Reps:
-        """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
         return self.means(batch) | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """The loss and its parts, unweighted; with the mean sigma of the matches for the log."""
         config, seed = self.config, batch["pair_seed"]
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         weights = {name.removeprefix("adapter."): reps[name] for name in self.shared}

@@ -48,18 +48,11 @@ class Fitted(NamedTuple):
 
     @property
     def reader(self) -> Reader | None:
-        """The reader of the fit; None without readings."""
         return reader_of(self)
 
 
 def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
-    pairs: Pairs,
-    bank: int = 2048,
-    centres: int = 2048,
-    vocabulary: int = 0,
-    novelty_centres: int = 512,
-    seed: int = 0,
-    readings: int = 2048,
+    pairs: Pairs, bank=2048, centres=2048, vocabulary=0, novelty_centres=512, seed=0, readings=2048
 ) -> Fitted:
     """Fit variances of images and texts, the score, novelty and readings to pairs of a frozen model, on the CPU.
 
@@ -205,7 +198,6 @@ def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> 
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
-    """A tower's head with this ambiguity. scale: a of the model, for the unit 2/a; rows: of the other side."""
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))

@@ -42,12 +42,10 @@ class Parts:
 
     @property
     def signs(self) -> int:
-        """Numbers for the words of a centre."""
         return SIGNS if self.vocabulary else 0
 
     @property
     def features(self) -> int:
-        """Inputs of the linear part."""
         return (BANK_FEATURES if self.bank else 0) + (TOKEN_FEATURES if self.vocabulary else 0)
 
 
@@ -80,7 +78,6 @@ class AmbiguityHead(nn.Module):
         self.register_buffer("token_signs", signs.to(torch.get_default_device()), persistent=False)
 
     def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Inputs of the linear part, not standardised: means (B, D), ids (B, L) -> (B, F)."""
         found = []
         if self.parts.bank:
             found.append(bank_features(mean, self.bank, self.bank_weight, self.bank_scale))

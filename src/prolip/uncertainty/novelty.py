@@ -44,13 +44,8 @@ class Widths:
     centres: int = 512  # classes at either end
     rank: int = 256  # directions at either end
 
-    def __post_init__(self) -> None:
-        if min(self.mean, self.first, self.centres, self.rank) < 1:
-            raise ValueError(f"{self}: all are 1 or more")
-
     @property
     def depths(self) -> dict[str, int]:
-        """Width at both ends of the tower."""
         return {"mean": self.mean, "first": self.first}
 
 
@@ -248,7 +243,6 @@ def principal(x: Tensor, rank: int) -> Principal:
 
 
 def reduce_features(x: Tensor, main: Principal) -> Tensor:
-    """Features (N, D) in their main directions, (N, R)."""
     return torch.cat([(upcast(y) - main.middle) @ main.basis for y in x.split(BLOCK)])
 
 

@@ -31,11 +31,9 @@ class PointModel(nn.Module):
         self.model = model
 
     def encode_image(self, image: Tensor) -> Gaussian:
-        """Pixels (B, 3, H, W) -> points (B, D)."""
         return as_points(self.model.encode_image(image))  # type: ignore[operator]
 
     def encode_text(self, text: Tensor) -> Gaussian:
-        """Token ids (B, L) -> points (B, D)."""
         return as_points(self.model.encode_text(text))  # type: ignore[operator]
 
 
@@ -59,11 +57,9 @@ class FittedCLIP(nn.Module):
         text.rows.fill_(getattr(score, "images", 0))
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
-        """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_image(image), self.image, normalize)  # type: ignore[operator]
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
 
     def ambiguity(self, image: Tensor) -> Tensor:

@@ -42,7 +42,6 @@ class Readings(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether the fit has filled the buffers."""
         return bool(self.bounds.any())
 
     @property

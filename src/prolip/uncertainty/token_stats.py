@@ -90,7 +90,6 @@ def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model inside of its wrappers."""
     while isinstance(inner := getattr(model, "model", None), nn.Module):
         model = inner
     return model
