@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +61,8 @@ def triplet_loss(
     similarity: (n, m); own: (n,), s_i, of each query with its own match; positive: (n, m) booleans, the own match and
     all others that are no negatives; weight: (n,), above 0.
     """
+    if negatives not in get_args(Negatives):
+        raise ValueError(f"negatives {negatives!r} are unknown: use one of {', '.join(get_args(Negatives))}")
     further = similarity - own.unsqueeze(1)
     further = further if weight is None else weight.unsqueeze(1) * further
     hinge = (margin + further).clamp(min=0).masked_fill(positive, 0.0)

@@ -14,10 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.methods.base import MeansObjective
-from prolip.scores import MeanScore
-from training.main import build_parser
-
 PAGE = (Path(__file__).parents[3] / "docs/adding_a_method.md").read_text(encoding="utf-8")
 
 
@@ -34,11 +30,6 @@ def lines(tmp_path, monkeypatch) -> str:
 
 def module() -> ModuleType:
     return import_module("smooth")
-
-
-def test_the_example_is_25_lines_and_opens_the_page(lines):
-    assert len([line for line in lines.splitlines() if line.strip()]) <= 25
-    assert PAGE.index(lines) < 200 and "A method is four things" in PAGE[PAGE.index(lines) :]
 
 
 def test_it_trains_by_the_command_of_the_page_with_scale_and_bias_in_the_log(lines, forked, tmp_path):
@@ -70,11 +61,3 @@ def test_its_loss_is_cross_entropy_with_smoothed_labels(lines, smoothing):
     found = objective.logged(reps, {})
     assert found["loss"].item() == pytest.approx(want.item(), rel=1e-5)
     assert found["scale"] == 3 and found["bias"] == -1
-
-
-def test_the_help_of_a_method_is_its_own_sentence_or_none_and_never_a_signature(lines):
-    assert "objective:\n  SigLIP's loss with smoothed labels." in build_parser("smooth").format_help()
-    module().SmoothConfig.__doc__ = "SmoothConfig(*, smoothing: 'float' = 0.1)"  # as a dataclass without one has it
-    text = build_parser("smooth").format_help()
-    assert "SmoothConfig(" not in text and "--smoothing FLOAT" in text
-    assert issubclass(module().SmoothObjective, MeansObjective) and module().METHODS["smooth"].score is MeanScore
