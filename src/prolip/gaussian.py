@@ -145,8 +145,8 @@ def check_gaussian(z: Any, name: str = "z") -> None:
             raise TypeError(f"{name}.{part} is {kind_of(x)}, want a float tensor: torch.as_tensor({part}).float()")
     mean, log_var = z
     if mean.shape != log_var.shape or not mean.ndim:
-        shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)}"
-        raise ValueError(f"{name}: {shapes}: give (..., D) for both, one variance per dimension")
+        shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ, or have no dimension"
+        raise ValueError(f"{name}: {shapes}: give (..., D) for both; expand log_var")
     if mean.device != log_var.device:
         devices = f"mean is on {mean.device} and log_var on {log_var.device}"
         raise ValueError(f"{name}: {devices}: move both with {name}.to(device)")

@@ -22,7 +22,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prolip.gaussian import Gaussian
-from prolip.losses import inclusion_loss, ppcl, vib
+from prolip.losses import Matches, inclusion_loss, ppcl, vib
 
 
 @pytest.mark.parametrize("labelled", [False, True])

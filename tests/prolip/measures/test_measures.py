@@ -267,5 +267,5 @@ def test_measures_are_found_by_name_and_unknown_names_list_the_near_ones():
         measures.get_measure("wasserstein")
     with pytest.raises(ValueError, match="mean_cosine"):
         measures.get_measure("cosine")
-    with pytest.raises(ValueError, match="known are csd_distance, csd_similarity"):
+    with pytest.raises(ValueError, match="known are csd_distance, "):
         measures.get_measure("zzz")

@@ -190,7 +190,7 @@ def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measur
     model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert result.similarity == "pcme" and "trace/group" in result.metrics
-    for measure in ("mean", "csd", "wasserstein2", "kl", "js", "elk", "bhattacharyya", "match_probability"):
+    for measure in ("elk", "match_probability"):
         other = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", measure])
         if measure == "match_probability":  # with the trained a and b, so the same
             assert other.similarity == "pcme"
