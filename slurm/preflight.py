@@ -15,10 +15,9 @@ import torch
 
 from prolip.data.captions import CaptionSampler
 from prolip.data.config import check_divisible
-from prolip.data.reading.diagnose import refuse_unusable, survey
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import ReadPolicy
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, refuse_unusable, survey
 from prolip.data.sources import check_sample, source_of
 from prolip.factory import find_weights
 from prolip.utils.fields import AUTO

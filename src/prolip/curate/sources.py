@@ -13,8 +13,8 @@ from prolip.data.reading.remote import Identity, ReadPolicy
 from prolip.data.reading.rows import read_stored
 from prolip.data.reading.shard_index import canonical
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.stream import open_stream
-from prolip.data.reading.tar import Note, ShardReader
+from prolip.data.reading.stream import Note, open_stream
+from prolip.data.reading.tar import ShardReader
 from prolip.data.samples import Raw, suffixes_of
 from prolip.data.sets import SETS
 

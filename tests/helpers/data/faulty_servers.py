@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import socket
+import socketserver
 import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
 TYPE = "application/x-tar"
 
@@ -21,8 +23,80 @@ def closing_port() -> int:
         return probe.getsockname()[1]
 
 
+class Answer(NamedTuple):
+    """What is sent for a request: a correct answer, but for these."""
+
+    code: int = 200  # 206 for a range, which the other codes do not heed; 0: not even a header
+    data: str = "true"  # a key of Handler.bytes
+    stop: float | str | None = None  # where the body breaks off: a share, "edge", or bytes after its beginning
+    length: int | None = 0  # bytes more than there are that the header promises; None: no length
+    ranges: bool = True  # whether a range is heeded
+    later: int = 0  # bytes behind the asked one where the range begins
+    etag: str | None = '"1"'
+    type: str = TYPE
+    headers: Mapping[str, str] = {}
+    then: str = ""  # after the body: reset, hang, or trickle the rest
+
+
+OK, HALF = Answer(), Answer(stop=0.5)
+UNMARKED, HALF_UNMARKED = OK._replace(etag=None), HALF._replace(etag=None)
+PAGE = Answer(data="page", type="text/html; charset=utf-8", etag=None)
+LIMITED = Answer(429, data="nothing", headers={"Retry-After": "1"})
+REDIRECT = Answer(302, data="nothing")
+#: Mode -> the answers to the requests of one path, the last of which is repeated.
+MODES = {
+    # what works
+    "ok": [OK],
+    "moved": [REDIRECT._replace(headers={"Connection": "close"})],  # or it would be used once more, in a race
+    "redirect": [REDIRECT],
+    "no-range": [Answer(ranges=False)],
+    "no-length-whole": [Answer(length=None, ranges=False)],
+    # what passes
+    "cut-once": [HALF, OK],
+    "cut-early": [Answer(stop=700), OK],
+    "cut-thrice": [Answer(stop=0.2), Answer(stop=0.4), Answer(stop=0.6), OK],
+    "cut-once-no-range": [Answer(stop=0.5, ranges=False), Answer(ranges=False)],
+    "cut-once-no-etag": [HALF_UNMARKED, UNMARKED],
+    "edge-once": [Answer(stop="edge"), OK],
+    "reset-once": [HALF._replace(then="reset"), OK],
+    "stall-once": [HALF._replace(then="hang"), OK],
+    "chunked-once": [Answer(data="chunk", stop=0.5, length=None, headers={"Transfer-Encoding": "chunked"}), OK],
+    "pieces": [Answer(data="piece")],
+    "busy-twice": [Answer(503), Answer(503), OK],
+    "limited-once": [LIMITED, OK],
+    "html-once": [PAGE, OK],
+    "flip-once": [Answer(data="flipped"), OK],
+    # what does not
+    "cut-always": [Answer(stop=4196)],
+    "stall-always": [HALF._replace(then="hang")],
+    "silent": [Answer(0, then="hang")],
+    "trickle": [HALF._replace(then="trickle")],
+    "slow-head": [Answer(0, then="slow head")],
+    "no-length-half": [Answer(stop=0.5, length=None, ranges=False)],
+    "no-length-edge": [Answer(stop="edge", length=None, ranges=False)],
+    "busy": [Answer(503)],
+    "missing": [Answer(404)],
+    "missing-later": [HALF, Answer(404)],
+    "html": [PAGE],
+    "html-as-tar": [Answer(data="page")],
+    "changed-etag": [HALF, Answer(etag='"2"')],
+    "changed-size": [HALF_UNMARKED, UNMARKED._replace(data="longer")],
+    "shrunk": [HALF_UNMARKED, UNMARKED._replace(data="short")],
+    "changed-silently": [HALF_UNMARKED, UNMARKED._replace(data="other")],
+    "false-range": [HALF, Answer(data="shifted")],
+    "later-range": [HALF, Answer(later=512)],
+    "earlier-range": [HALF, Answer(later=-512)],
+    "twice": [Answer(data="twice")],
+    "overlapping": [Answer(data="overlapping")],
+    "sample-twice": [Answer(data="sample twice")],
+    "short-length": [Answer(data="half")],
+    "long-length": [Answer(length=1000, ranges=False)],
+    "endless-redirect": [REDIRECT],
+}
+
+
 class Handler(BaseHTTPRequestHandler):
-    """GET /MODE/NAME; a mode is a method below. `number` counts the requests of one path from 1."""
+    """GET /MODE/NAME."""
 
     protocol_version = "HTTP/1.1"
     server: FaultyServer
@@ -34,259 +108,80 @@ class Handler(BaseHTTPRequestHandler):
         _, mode, name = self.path.split("/", 2)
         with self.server.lock:
             self.server.seen[self.path] += 1
-            self.number = self.server.seen[self.path]
+            number = self.server.seen[self.path]
             self.server.ranges.append(self.headers.get("Range"))
         self.data = self.server.objects[name]
-        self.begin = int((self.headers.get("Range") or "bytes=0-")[6:-1])
-        self.close_connection = True
-        getattr(self, mode.replace("-", "_"))()
+        self.close_connection = "redirect" not in mode
+        answer = MODES[mode][min(number, len(MODES[mode])) - 1]
+        if answer.code == 302:
+            targets = {"moved": self.server.target, "redirect": self.path.replace("redirect", "ok")}
+            answer = answer._replace(headers={**answer.headers, "Location": targets.get(mode, self.path)})
+        self.give(answer)
 
-    # --- building blocks
-    def head(self, code, length, *, begin=None, total=None, etag='"1"', kind=TYPE, **headers):
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        if code == 206:
-            self.send_header("Content-Range", f"bytes {begin}-{begin + length - 1}/{total}")
-        if etag:
-            self.send_header("ETag", etag)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
+    def bytes(self, kind, begin):
+        data, half = self.data, len(self.data) // 2 + 77
+        edge, end = self.server.sample
+        flipped = bytearray(data)
+        flipped[(edge + 512 + 5) % len(data)] ^= 1  # in the data of a file
+        return {
+            "true": data,
+            "nothing": b"",
+            "chunk": b"%x\r\n" % len(data) + data,
+            "piece": data[: begin + len(data) // 3],
+            "page": b"<html><body>sign in</body></html>" * 40,
+            "flipped": bytes(flipped),
+            "longer": data + bytes(10240),
+            "short": data[:100],
+            "other": bytes(byte ^ 255 for byte in data),
+            "shifted": bytes(begin) + data[: len(data) - begin],
+            "twice": data + data,
+            "overlapping": data[:half] + data[half - 700 :],
+            "sample twice": data[:end] + data[edge:],
+            "half": data[:half],
+        }[kind]
 
-    def answer(self, stop=None, data=None, ranges=True, **head):
-        """A correct header for `data` from the asked byte on, then its bytes up to `stop`."""
-        data = self.data if data is None else data
-        begin = self.begin if ranges else 0
-        if begin > len(data):
-            self.send_error(416)
-        else:
-            self.head(206 if begin else 200, len(data) - begin, begin=begin, total=len(data), **head)
-            self.send(data[begin : len(data) if stop is None else max(stop, begin)])
+    def give(self, answer):
+        if answer.code >= 400 and answer.data == "true":
+            self.send_error(answer.code)
+        elif answer.code:
+            asked = int((self.headers.get("Range") or "bytes=0-")[6:-1])
+            begin = asked + answer.later if asked and answer.ranges else 0
+            data = self.bytes(answer.data, begin)
+            if begin > len(data):
+                self.send_error(416)
+                return
+            stop = {"edge": self.server.sample[0], None: len(data)}.get(answer.stop, answer.stop)
+            stop = int(stop * len(data)) + 77 if isinstance(stop, float) else stop
+            stop = max(begin, begin + stop if isinstance(answer.stop, int) else stop)
+            headers = {"Content-Type": answer.type, "ETag": answer.etag, **answer.headers}
+            if answer.length is not None:
+                headers["Content-Length"] = str(len(data) - begin + answer.length)
+            partial, total = begin or answer.data == "piece", len(self.data if answer.data == "piece" else data)
+            if partial:
+                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{total}"
+            self.send_response(206 if partial else answer.code)
+            for name, value in headers.items():
+                if value:
+                    self.send_header(name, value)
+            self.end_headers()
+            self.send(data[begin:stop])
+            self.rest = data[stop:]
+        if answer.then == "reset":
+            time.sleep(0.05)  # or the bytes before it are lost, too
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        elif answer.then == "hang":
+            self.server.stopping.wait(60)
+        elif answer.then:
+            parts = (bytes([byte]) for byte in (self.rest if answer.code else b"HTTP/1.1 200 OK\r\nX: " + b"x" * 9999))
+            for part in parts:
+                if self.server.stopping.wait(0.05):
+                    return
+                self.send(part)
 
     def send(self, data):
         self.wfile.write(data)
         self.wfile.flush()
-
-    def reset(self):
-        time.sleep(0.05)  # or the bytes before it are lost, too
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-
-    def hang(self):
-        self.server.stopping.wait(60)
-
-    @property
-    def half(self):
-        return len(self.data) // 2 + 77
-
-    @property
-    def first(self):
-        return self.number == 1
-
-    # --- what works
-    def ok(self):
-        self.answer()
-
-    def moved(self):
-        self.head(302, 0, Location=self.server.target, Connection="close")  # or it would be used once more, in a race
-
-    def no_range(self):
-        self.answer(ranges=False)
-
-    def no_length_whole(self):
-        self.head(200, None)
-        self.send(self.data)
-
-    def redirect(self):
-        self.close_connection = False
-        self.send_response(302)
-        self.send_header("Location", self.path.replace("redirect", "ok"))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    # --- what passes
-    def cut_once(self):
-        self.answer(self.half if self.first else None)
-
-    def cut_thrice(self):
-        self.answer(self.number * len(self.data) // 5 if self.number <= 3 else None)
-
-    def cut_once_no_range(self):
-        self.answer(self.half if self.first else None, ranges=False)
-
-    def cut_once_no_etag(self):
-        self.answer(self.half if self.first else None, etag=None)
-
-    def edge_once(self):
-        self.answer(self.server.edge if self.first else None)
-
-    def reset_once(self):
-        self.answer(self.half if self.first else None)
-        if self.first:
-            self.reset()
-
-    def stall_once(self):
-        self.answer(self.half if self.first else None)
-        if self.first:
-            self.hang()
-
-    def chunked_once(self):
-        if self.first:
-            self.head(200, None, Transfer_Encoding="chunked")
-            self.send(b"%x\r\n" % len(self.data) + self.data[: self.half])
-        else:
-            self.answer()
-
-    def pieces(self):
-        part = self.data[self.begin : self.begin + len(self.data) // 3]
-        self.head(206, len(part), begin=self.begin, total=len(self.data))
-        self.send(part)
-
-    def busy_twice(self):
-        self.answer() if self.number > 2 else self.send_error(503)
-
-    def limited_once(self):
-        if self.first:
-            self.head(429, 0, Retry_After="1")
-        else:
-            self.answer()
-
-    def html_once(self):
-        self.html() if self.first else self.answer()
-
-    def flip_once(self):
-        self.answer(data=self.flipped() if self.first else None)
-
-    def flipped(self):
-        damaged = bytearray(self.data)
-        damaged[self.server.edge + 512 + 5] ^= 1  # in the data of a file
-        return bytes(damaged)
-
-    # --- what does not
-    def cut_always(self):
-        self.answer(self.begin + 4096 + 100)
-
-    def reset_always(self):
-        self.answer(self.half)
-        self.reset()
-
-    def stall_always(self):
-        self.answer(self.half)
-        self.hang()
-
-    def silent(self):
-        self.hang()
-
-    def trickle(self):
-        self.answer(self.half)
-        for byte in self.data[max(self.half, self.begin) :]:
-            if self.server.stopping.wait(0.05):
-                return
-            self.send(bytes([byte]))
-
-    def slow_head(self):
-        self.send(b"HTTP/1.1 200 OK\r\nX: ")
-        while not self.server.stopping.wait(0.05):
-            self.send(b"x")
-
-    def no_length_half(self):
-        self.head(200, None)
-        self.send(self.data[: self.half])
-
-    def no_length_edge(self):
-        self.head(200, None)
-        self.send(self.data[: self.server.edge])
-
-    def busy(self):
-        self.send_error(503)
-
-    def missing(self):
-        self.send_error(404)
-
-    def forbidden(self):
-        self.send_error(403)
-
-    def missing_later(self):
-        self.answer(self.half) if self.first else self.send_error(404)
-
-    def html(self):
-        page = b"<html><body>sign in</body></html>" * 40
-        self.head(200, len(page), kind="text/html; charset=utf-8", etag=None)
-        self.send(page)
-
-    def html_as_tar(self):
-        self.answer(data=b"<html><body>try again</body></html>" * 40)
-
-    def changed_etag(self):
-        self.answer(self.half if self.first else None, etag=f'"{self.number}"')
-
-    def changed_size(self):
-        data = self.data if self.first else self.data + bytes(10240)
-        self.answer(self.half if self.first else None, data=data, etag=None)
-
-    def shrunk(self):
-        self.answer(self.half if self.first else None, data=self.data if self.first else self.data[:100], etag=None)
-
-    def changed_silently(self):
-        other = bytes(byte ^ 255 for byte in self.data)
-        self.answer(self.half if self.first else None, data=self.data if self.first else other, etag=None)
-
-    def false_range(self):
-        if self.first:
-            self.answer(self.half)
-        else:
-            length = len(self.data) - self.begin
-            self.head(206, length, begin=self.begin, total=len(self.data))
-            self.send(self.data[:length])
-
-    def later_range(self):
-        if self.first:
-            self.answer(self.half)
-        else:
-            begin = self.begin + 512
-            self.head(206, len(self.data) - begin, begin=begin, total=len(self.data))
-            self.send(self.data[begin:])
-
-    def twice(self):
-        self.answer(data=self.data + self.data)
-
-    def overlapping(self):
-        self.answer(data=self.data[: self.half] + self.data[self.half - 700 :])
-
-    def sample_twice(self):
-        start, end = self.server.sample
-        self.answer(data=self.data[:end] + self.data[start:])
-
-    def short_length(self):
-        self.answer(data=self.data[: self.half])
-
-    def long_length(self):
-        self.head(200, len(self.data) + 1000)
-        self.send(self.data)
-
-    def flip_always(self):
-        self.answer(data=self.flipped())
-
-    def endless_redirect(self):
-        self.close_connection = False
-        self.send_response(302)
-        self.send_header("Location", self.path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def chaos(self):
-        """Any of it, by a generator of (name, number of the request)."""
-        rng = random.Random(f"{self.path} {self.number}")
-        stop = rng.randrange(self.begin, len(self.data) + 1)
-        kind = rng.choice(["ok", "ok", "cut", "cut", "reset", "busy", "whole"])
-        if kind == "busy":
-            self.send_error(rng.choice([500, 502, 503, 429]))
-        else:
-            self.answer(None if kind == "ok" else stop, ranges=kind != "whole" or rng.random() < 0.5)
-        if kind == "reset":
-            self.reset()
 
 
 class FaultyServer(ThreadingHTTPServer):
@@ -297,7 +192,7 @@ class FaultyServer(ThreadingHTTPServer):
 
     def __init__(self, objects, sample=(0, 0)):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.objects, self.sample, self.edge = objects, sample, sample[0]
+        self.objects, self.sample, self.target = objects, sample, ""
         self.seen, self.ranges = Counter(), []
         self.lock, self.stopping = threading.Lock(), threading.Event()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -314,46 +209,48 @@ class FaultyServer(ThreadingHTTPServer):
         self.server_close()
 
 
-class CuttingProxy:
-    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+class Relay(socketserver.BaseRequestHandler):
+    """One connection through a `CuttingProxy`."""
 
-    def __init__(self, upstream, limit, times, hold=False):
-        self.upstream, self.limit, self.times, self.hold = upstream, limit, times, hold
-        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+    def handle(self):
+        upstream = socket.create_connection(("127.0.0.1", self.server.upstream))
+        threading.Thread(target=self.relay, args=(self.request, upstream, None), daemon=True).start()
+        self.relay(upstream, self.request, self.server.limit)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.upstream))
-            threading.Thread(target=self.upload, args=(client, server), daemon=True).start()
-            threading.Thread(target=self.download, args=(server, client), daemon=True).start()
-
-    def upload(self, client, server):
-        with suppress(OSError):
-            while data := client.recv(65536):
-                server.sendall(data)
-        self.end(client, server)
-
-    def download(self, server, client):
+    def relay(self, source, target, limit):
         passed = 0
-        try:
-            while data := server.recv(65536):
-                if passed <= self.limit < passed + len(data) and self.may_cut():
-                    client.sendall(data[: self.limit - passed])
-                    if self.hold:
-                        self.stopping.wait(60)
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if limit is not None and passed <= limit < passed + len(data) and self.server.may_cut():
+                    target.sendall(data[: limit - passed])
+                    if self.server.hold:
+                        self.server.stopping.wait(60)
                     break
                 passed += len(data)
-                client.sendall(data)
-        except OSError:
-            pass
-        self.end(client, server)
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+class CuttingProxy(socketserver.ThreadingTCPServer):
+    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, upstream, limit, times, hold=False):
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.upstream, self.limit, self.times, self.hold, self.port = (
+            upstream,
+            limit,
+            times,
+            hold,
+            self.server_address[1],
+        )
+        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def may_cut(self):
         with self.lock:
@@ -361,16 +258,4 @@ class CuttingProxy:
             self.cuts += cut
             return cut
 
-    @staticmethod
-    def end(*sockets):
-        for one in sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        self.listener.close()
+    __exit__ = FaultyServer.__exit__

@@ -6,6 +6,7 @@ import io
 import json
 import random
 import tarfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from prolip.data.faults import FaultCounter, ShardFault
+from prolip.data.reading.tar import read_shard
+
 GROUPS = ("animals nature", "food drink", "objects")
 
 
 def png(index: int = 0, size: int = 4, mode: str = "RGB") -> bytes:
-    """A picture whose pixels are told apart by `index`."""
+    """A picture whose pixels differ by `index`."""
     pixels = np.random.default_rng(index).integers(0, 256, (size, size, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
@@ -53,6 +57,23 @@ def write_shards(folder: Path, sizes: Iterable[int]) -> list[str]:
         urls.append(write_tar(folder / f"{number}.tar", ((f"s{i:03d}", members(i)) for i in rows)))
         start += size
     return urls
+
+
+def without_url(raw: dict) -> dict:
+    """A raw sample, wherever it was read."""
+    return {name: value for name, value in raw.items() if name != "__url__"}
+
+
+def read_counted(url: object, policy=None, entry=None, reader=None) -> tuple[list[dict], FaultCounter]:
+    """The samples of a shard up to a fault that ends it, and all faults, counted, in bounded time."""
+    faults, samples, start = FaultCounter(), [], time.monotonic()
+    try:
+        raws = reader(str(url), faults.add) if reader else read_shard(str(url), faults.add, policy, entry)
+        samples += map(without_url, raws)
+    except ShardFault as fault:
+        faults.add(fault)
+    assert time.monotonic() - start < 15
+    return samples, faults
 
 
 def noisy(image: Image.Image) -> torch.Tensor:

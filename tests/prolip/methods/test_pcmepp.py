@@ -14,7 +14,7 @@ from prolip.methods.accumulate import accumulate_backward, split_batch
 from prolip.methods.base import Context
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.models.heads import Tokens
-from prolip.random import uniform_rows
+from prolip.random import Draws, Stream
 
 DOUBLE = torch.float64
 SETTINGS = {
@@ -170,7 +170,7 @@ def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays(monkeyp
     monkeypatch.setattr(head, "pooled", lambda part, x, valid: seen.append(valid) or x[:, 0])
     padded = torch.tensor([[True, True, False, False, False]] * 2)
     for tokens, noise in (
-        (Tokens(torch.zeros(4000, 20, 1)), uniform_rows(5, torch.arange(4000), 21)),
+        (Tokens(torch.zeros(4000, 20, 1)), Draws().uniform(Stream.IMAGE_SIZE, 5, torch.arange(4000), 21)),
         (Tokens(torch.zeros(2, 5, 1), padded), torch.rand(2, 6)),
     ):
         head.noise = noise

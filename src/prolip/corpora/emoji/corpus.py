@@ -21,10 +21,9 @@ from PIL import Image
 from prolip.data.captions import Condition, Selector
 from prolip.data.faults import SampleFault
 from prolip.data.images import decode_image
-from prolip.data.reading.diagnose import survey
 from prolip.data.reading.shards import expand_source
 from prolip.data.reading.stream import is_local, local_path
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, survey
 from prolip.data.samples import image_bytes, json_record
 from prolip.utils.documents import shown
 from prolip.utils.messages import explain_missing

@@ -12,10 +12,10 @@ import torch
 
 from prolip.data.captions import Plain, Selector
 from prolip.data.faults import SampleFault
-from prolip.data.order.streams import Groups
+from prolip.data.order import Groups
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
-from prolip.data.split import Split, held_out
+from prolip.data.split import Split
 from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
@@ -30,17 +30,13 @@ AHEAD = 64
 
 @dataclass(slots=True)
 class ImageRow:
-    """An image with its captions and a record of caption fields, conditions and a label.
+    """An image with its captions and a record of caption fields, conditions and a label."""
 
-    path: of its file, unique; of bytes in a table, TABLE#ROW; number: its row as a spreadsheet counts them, 0 without a
-    table; inside: the place of its bytes in a table, for `EmbeddedImages`.
-    """
-
-    path: str
+    path: str  # of its file, unique; of bytes in a table, TABLE#ROW
     caption: Plain
     record: dict[str, Any]
-    number: int = 0
-    inside: tuple[int, int, int] | None = None
+    number: int = 0  # its row as a spreadsheet counts them, 0 without a table
+    inside: tuple[int, int, int] | None = None  # the place of its bytes in a table, for `EmbeddedImages`
 
     @property
     def key(self) -> str:
@@ -50,14 +46,11 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Reads row i as a raw sample, as if it came from a shard.
-
-    embedded: reads the images that a table holds; held_out: what a split holds out of these rows, which are its rest.
-    """
+    """Reads row i as a raw sample, as if it came from a shard."""
 
     rows: Sequence[ImageRow]
-    embedded: EmbeddedImages | None = None
-    held_out: ImageRows | None = None
+    embedded: EmbeddedImages | None = None  # reads the images that a table holds
+    held_out: ImageRows | None = None  # what a split holds out of these rows, which are its rest
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,26 +87,21 @@ class ImageRows:
         return Groups(torch.tensor([numbers[place] for place in places]), sizes)
 
     def part(self, split: Split) -> ImageRows:
-        """The rows on one side of a split by the content of their images, all of which are read for it.
-
-        A row whose image cannot be read is among the rest. ValueError where no row is held out, or left.
-        """
+        """The rows on one side of a split by content; all images are read, and those that cannot be are in the rest."""
 
         def is_held_out(index: int) -> bool:
             try:
-                return held_out(image_bytes(self(index)), split.share)
+                return Split(split.share).takes(image_bytes(self(index)))
             except SampleFault:
                 return False
 
         taken = list(in_threads(is_held_out, iter(range(len(self))), default_workers(), AHEAD))
         sides = [[row for row, side in zip(self.rows, taken) if side == wanted] for wanted in (True, False)]
         held, rest = (ImageRows(rows, self.embedded) for rows in sides)
-        if not len(held):
-            larger = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
-            raise ValueError(f"--split {split.share} holds out none of {len(self)} images: give {larger}")
-        if not len(rest) and split.part == "rest":
-            smaller = "a smaller share, such as --split 0.1"
-            raise ValueError(f"--split {split.share} leaves none of {len(self)} images: give {smaller}")
+        if not len(held) or (not len(rest) and split.part == "rest"):
+            other = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
+            what, other = ("leaves", "a smaller share, such as --split 0.1") if len(held) else ("holds out", other)
+            raise ValueError(f"--split {split.share} {what} none of {len(self)} images: give {other}")
         return held if split.part == "held-out" else replace(rest, held_out=held)
 
 
@@ -136,7 +124,7 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
     """Images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
 
     The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
-    record holds `class`, if any, and the fields of `<image>.json`. Names that begin with a dot are passed over, as are
+    record holds `class`, if any, and the fields of `<image>.json`. Names that begin with a dot are skipped, as are
     links back to a folder above. ValueError without any image and for a link that leaves the folder, OSError.
     """
     if not os.path.isdir(root):
@@ -147,31 +135,25 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
         label = parts[0].replace("_", " ") if parts else None
         present = set(names)
         for name in names:
-            stem, suffix = os.path.splitext(name)
-            if suffix[1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):  # macOS writes "._cat.jpg"
-                for beside in {f"{stem}.txt", f"{stem}.json"} & present | {name}:
-                    check_inside(root, os.path.join(folder, beside))
-                rows.append(folder_row(os.path.join(folder, stem), suffix, label, present))
+            stem, suffix = os.path.splitext(os.path.join(folder, name))
+            if suffix[1:].lower() not in IMAGE_SUFFIXES or name.startswith("."):  # macOS writes "._cat.jpg"
+                continue
+            check_inside(root, stem + suffix)
+            row = ImageRow(stem + suffix, label, {} if label is None else {"class": label})
+            for path, wanted in ((f"{stem}.txt", "UTF-8"), (f"{stem}.json", "JSON object")):
+                if os.path.basename(path) not in present:
+                    continue
+                check_inside(root, path)
+                try:
+                    text = text_of(path, JSON_BYTES)
+                    found = loads(text, unique=True) if wanted == "JSON object" else {}
+                    if not isinstance(found, dict):
+                        raise ValueError(f"a {type(found).__name__}, wanted an object")
+                except ValueError as error:
+                    raise ValueError(f"{path} is no {wanted}: {error}; repair or remove it") from error
+                row.record |= found
+                row.caption = text if wanted == "UTF-8" else row.caption
+            rows.append(row)
     if not rows:
         raise ValueError(f"folder {root} holds no image ({', '.join(IMAGE_SUFFIXES)}); it holds {listing(root)}")
     return keep_selected(rows, selector, root)
-
-
-def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> ImageRow:
-    """One image of a folder, with the files beside it that `present` lists."""
-    name = os.path.basename(stem)
-    caption, record = label, {"class": label} if label is not None else {}
-    if f"{name}.txt" in present:
-        try:
-            caption = text_of(f"{stem}.txt", JSON_BYTES)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{stem}.txt is no UTF-8: {error}; convert or remove it") from error
-    if f"{name}.json" in present:
-        try:
-            extra = loads(text_of(f"{stem}.json", JSON_BYTES), unique=True)
-            if not isinstance(extra, dict):
-                raise ValueError(f"a {type(extra).__name__}, wanted an object")
-        except ValueError as error:
-            raise ValueError(f"{stem}.json is no JSON object: {error}; repair or remove it") from error
-        record = {**record, **extra}
-    return ImageRow(stem + suffix, caption, record)

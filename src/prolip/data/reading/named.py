@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.reading.stream import check_address, is_local, local_path
@@ -49,11 +50,7 @@ class NamedSource(NamedTuple):
 
 
 def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple(KINDS)) -> NamedSource:
-    """The source that KIND:ADDRESS names, or a bare address, by its suffix or its folder's content.
-
-    kinds: the words that this flag takes. ValueError, which begins with the flag, for another word and for an address
-    whose kind cannot be told; FileNotFoundError for a bare path that is missing.
-    """
+    """The source that KIND:ADDRESS names, or a bare address, by its form or content; errors begin with the flag."""
     word, colon, address = text.partition(":")
     forms = ", ".join(KINDS[kind] for kind in KINDS if kind in kinds)
     if colon and word in KINDS:
@@ -86,10 +83,16 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     if "::" in address:
         return "shards"
     if is_local(address) and os.path.isdir(path):
-        return kind_of_folder(path)
-    end = next((kind for suffix, kind in SUFFIXES.items() if address.lower().endswith(suffix)), None)
-    if end is not None:
-        return end
+
+        def holds(*patterns: str) -> bool:
+            return any(any(Path(path).glob(pattern)) for pattern in patterns)
+
+        if holds("*/nshards.txt", "test/*.tar") or (holds("*.tar") and holds("nshards.txt", "classnames.txt")):
+            return "wds"  # clip_benchmark's layout
+        return "shards" if holds("*.tar") else "parquet" if holds("*.parquet") else "images"
+    for suffix, kind in SUFFIXES.items():
+        if address.lower().endswith(suffix):
+            return kind
     if not is_local(address) or address.endswith(("}", "*")):
         return "shards"
     check_address(address)
@@ -97,15 +100,3 @@ def kind_of(address: str, flag: str, forms: str) -> str:
         raise FileNotFoundError(f"{shown} is missing (looked from {os.getcwd()}). {explain_missing(address)}")
     what = f"{shown} is no folder and ends in none of {', '.join(SUFFIXES)}"
     raise ValueError(f"{what}: check the name, or say what it is by a word, as one of {forms}")
-
-
-def kind_of_folder(folder: str) -> str:
-    """The kind of a folder's content: shards, clip_benchmark's layout, Parquet tables, or images."""
-    names = sorted(os.listdir(folder))
-    below = [name for name in names if os.path.isfile(os.path.join(folder, name, "nshards.txt"))]
-    test = os.path.join(folder, "test")
-    if below or (os.path.isdir(test) and any(name.endswith(".tar") for name in os.listdir(test))):
-        return "wds"
-    if any(name.endswith(".tar") for name in names):
-        return "wds" if {"nshards.txt", "classnames.txt"} & set(names) else "shards"
-    return "parquet" if any(name.endswith(".parquet") for name in names) else "images"

@@ -1,8 +1,4 @@
-"""One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
-
-A failure that may pass is a Transient or the library's own exception; one that stays is a ShardFault or one of
-PERMANENT. `prolip.data.reading.stream` tries again.
-"""
+"""One attempt to read bytes: a local file, http(s), an fsspec URL, a command. What may pass is not a ShardFault."""
 
 from __future__ import annotations
 
@@ -19,8 +15,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import fsspec.core
 import requests
@@ -43,36 +40,27 @@ GLOBAL, TRANSLATED = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPolicy:
-    """How long to wait for shards, how often to try again, and what may be opened.
+    """How long to wait for shards, how often to try again, and what may be opened: some five minutes by default."""
 
-    connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
-    source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
-    before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
-    bytes fetched at once from object stores. pipes: run `pipe:` commands.
-    public_only: refuse http(s) addresses, and redirects, of hosts that are not public (`get_public`). The defaults give
-    up after some five minutes of stalling, before the collectives of the other ranks do after ten.
-    """
-
-    connect_timeout: float = 10.0
-    read_timeout: float = 30.0
-    least_rate: float = 2.0**16
-    retries: int = 7
-    backoff: float = 1.0
+    connect_timeout: float = 10.0  # seconds
+    read_timeout: float = 30.0  # seconds without a byte
+    least_rate: float = 2.0**16  # bytes/s below which a source counts as stalled, over read_timeout
+    retries: int = 7  # attempts in a row that bring less than 1 MiB
+    backoff: float = 1.0  # seconds before the first retry, doubled for each further one, times 0.5 to 1 at random
     backoff_limit: float = 60.0
-    block: int = 2**22
-    pipes: bool = False
-    public_only: bool = False
+    block: int = 2**22  # bytes fetched at once from object stores
+    pipes: bool = False  # whether `pipe:` commands are run
+    public_only: bool = False  # whether http(s) addresses, and redirects, of hosts that are not public are refused
 
     def __post_init__(self) -> None:
-        positive = ("connect_timeout", "read_timeout", "block")
-        for name in (*positive, "retries", "backoff", "backoff_limit", "least_rate"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf") or (name in positive and not value):
-                raise ValueError(f"{name} is {value}: give {'' if name in positive else '0 or '}a positive number")
+        for name, value in vars(self).items():
+            least = "a positive number" if name in ("connect_timeout", "read_timeout", "block") else "0 or more"
+            if not 0 <= value < float("inf") or (least != "0 or more" and not value):
+                raise ValueError(f"{name} is {value}: give {least}")
 
 
 class Transient(OSError):
-    """A failure that may pass. kind: the fault it becomes when it does not. wait: the seconds a server asked for."""
+    """A failure that may pass. kind: of the fault if it does not; wait: the seconds a server asked for."""
 
     def __init__(self, message: str, kind: str = "interrupted shard", wait: float = 0.0):
         super().__init__(message)
@@ -92,10 +80,7 @@ class Identity(NamedTuple):
 
 
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
-    """The result of `work`, run in a thread of its own, which is abandoned with a Transient where it takes longer.
-
-    Libraries have time-outs per socket operation at best, and some have none.
-    """
+    """The result of `work`, run in a thread, which is abandoned with a Transient where it takes longer."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -118,9 +103,9 @@ class Pace:
     seconds: float = 0.0
     bytes: int = 0
 
-    def add(self, seconds: float, count: int) -> None:
-        """Count `seconds` of waiting for `count` bytes; Transient where that is too slow over read_timeout."""
-        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+    def add(self, start: float, count: int) -> None:
+        """Count the time since `start` for `count` bytes; Transient where that is too slow over read_timeout."""
+        self.seconds, self.bytes = self.seconds + time.monotonic() - start, self.bytes + count
         if self.seconds >= self.policy.read_timeout:
             least = self.policy.least_rate
             if self.bytes < least * self.seconds:
@@ -163,16 +148,6 @@ POOLS = {
 }
 
 
-def get_public(url: str, **settings: Any) -> requests.Response:
-    """`requests.get` without proxies and passwords; ShardFault for a host, also of a redirect, that is not public."""
-    adapter: Any
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy would look the name up itself; a .netrc is not for hosts that data names
-        for adapter in session.adapters.values():
-            adapter.poolmanager.pool_classes_by_scheme = POOLS
-        return session.get(url, **settings)
-
-
 class LocalConnection:
     """A file of this machine. The kernel alone decides how long a network file system may take."""
 
@@ -185,31 +160,28 @@ class LocalConnection:
 
 
 class HttpConnection:
-    """One GET, read as it comes; `Range` asks for the rest of an object.
-
-    fsspec's HTTPFileSystem does not compare the object between blocks, cannot resume where a server ignores Range, and
-    needs aiohttp.
-    """
+    """One GET, read as it comes; `Range` asks for the rest of an object."""
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
-        get = get_public if policy.public_only else requests.get
-        self.response = within(
-            policy.connect_timeout + policy.read_timeout,
-            lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
-            f"GET {url}",
-        )
-        self.close = self.response.close
+        limits = policy.connect_timeout, policy.read_timeout
+        with requests.Session() as session:
+            if policy.public_only:
+                session.trust_env = False  # a proxy would look names up itself; a .netrc is not for hosts data names
+                for adapter in session.adapters.values():
+                    cast(Any, adapter).poolmanager.pool_classes_by_scheme = POOLS
+            get = partial(session.get, url, headers=headers, stream=True, timeout=limits)
+            self.response = within(sum(limits), get, f"GET {url}")
+        self.close, self.pace = self.response.close, Pace(policy)
         try:
-            self.position, size = self._check(position)
+            self.position, size = self._placed(position)
         except BaseException:
             self.close()
             raise
         head = self.response.headers
         self.identity = Identity(size, head.get("ETag"), head.get("Last-Modified"))
-        self.pace = Pace(policy)
 
-    def _check(self, position: int) -> tuple[int, int | None]:
+    def _placed(self, position: int) -> tuple[int, int | None]:
         """Where the answer begins and how long the object is."""
         code, head = self.response.status_code, self.response.headers
         if code in PASSING:
@@ -233,7 +205,7 @@ class HttpConnection:
         """What has come, at most `limit` bytes; any of urllib3's errors."""
         start = time.monotonic()
         data = self.response.raw.read1(limit, decode_content=False) or b""
-        self.pace.add(time.monotonic() - start, len(data))
+        self.pace.add(start, len(data))
         return data
 
 
@@ -241,13 +213,9 @@ def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
     """fsspec's file system and the path in it; of s3 with the policy's time-outs."""
     if not url.startswith("s3://"):
         return fsspec.core.url_to_fs(url)
-    settings = {
-        **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}),
-        "connect_timeout": policy.connect_timeout,
-        "read_timeout": policy.read_timeout,
-        "retries": {"max_attempts": 0},
-    }
-    system, path = fsspec.core.url_to_fs(url, config_kwargs=settings)
+    given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    limits = {"connect_timeout": policy.connect_timeout, "read_timeout": policy.read_timeout}
+    system, path = fsspec.core.url_to_fs(url, config_kwargs={**given, **limits, "retries": {"max_attempts": 0}})
     system.retries = 1  # ours are counted, and resume where the bytes ended
     return system, path
 
@@ -257,18 +225,19 @@ class FsspecConnection:
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
         self.url, self.policy, self.position, self.buffer = url, policy, position, b""
-        self.file, details = within(policy.connect_timeout + policy.read_timeout, self._open, f"opening {url}")
+
+        def opened() -> tuple[IO[bytes], dict[str, Any]]:
+            system, path = file_system(url, policy)
+            system.invalidate_cache()
+            file = system.open(path, "rb", block_size=policy.block, cache_type="none")
+            return file, getattr(file, "details", None) or system.info(path)
+
+        self.file, details = within(policy.connect_timeout + policy.read_timeout, opened, f"opening {url}")
         size = details.get("size")
         version, changed = ([str(details[name]) for name in VERSIONS if details.get(name)] + [None, None])[:2]
         self.identity = Identity(None if size is None else int(size), version, changed)
         if position:
             self.file.seek(position)
-
-    def _open(self) -> tuple[IO[bytes], dict[str, Any]]:
-        system, path = file_system(self.url, self.policy)
-        system.invalidate_cache()
-        file = system.open(path, "rb", block_size=self.policy.block, cache_type="none")
-        return file, getattr(file, "details", None) or system.info(path)
 
     def read(self, limit: int) -> bytes:
         """The next bytes; any of the file system's errors."""
@@ -285,45 +254,35 @@ class FsspecConnection:
             within(self.policy.connect_timeout, self.file.close, f"closing {self.url}")
 
 
-@dataclass
 class PipeConnection:
     """The output of a shell command, under pipefail. It is not run again: its first bytes would come twice."""
 
-    command: str
-    policy: ReadPolicy
-    identity: Identity = Identity()
-    position: int = 0
-    errors: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-
-    def __post_init__(self) -> None:
+    def __init__(self, command: str, policy: ReadPolicy):
+        self.command, self.policy, self.identity, self.position = command, policy, Identity(), 0
+        self.errors, self.pace = tempfile.TemporaryFile(), Pace(policy)  # noqa: SIM115  # closed by close
         self.process = subprocess.Popen(
-            ["bash", "-c", f"set -o pipefail\n{self.command}"],
+            ["bash", "-c", f"set -o pipefail\n{command}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             start_new_session=True,  # so that all of a pipeline can be killed
         )
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.fileno()
+        self.output = cast(IO[bytes], self.process.stdout)
         self.poll = select.poll()  # select.select refuses file numbers from 1,024 on
         self.poll.register(self.output, select.POLLIN)
-        self.pace = Pace(self.policy)
 
     def read(self, limit: int) -> bytes:
         """The next bytes; ShardFault where the command stalls or ends badly."""
-        start = time.monotonic()
-        if not self.poll.poll(1000 * self.policy.read_timeout):
-            raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
-        data = os.read(self.output, limit)
-        if not data:
-            try:
-                code = self.process.wait(self.policy.read_timeout)
-            except subprocess.TimeoutExpired as error:
-                raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
-            if code:
-                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
+        start, seconds = time.monotonic(), self.policy.read_timeout
         try:
-            self.pace.add(time.monotonic() - start, len(data))
+            if not self.poll.poll(1000 * seconds):
+                raise Transient(f"stalled: no byte in {seconds:g} s")
+            data = os.read(self.output.fileno(), limit)
+            if not data and (code := self.process.wait(seconds)):
+                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
+            self.pace.add(start, len(data))
+        except subprocess.TimeoutExpired as error:
+            raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
         except Transient as error:
             raise ShardFault("interrupted shard", f"{error}{self._said()}") from error
         return data
@@ -338,8 +297,7 @@ class PipeConnection:
         """Kill what is left of the pipeline."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.output.close()
         self.process.wait()
         self.errors.close()
 

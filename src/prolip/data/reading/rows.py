@@ -37,16 +37,15 @@ def read_rows(
 ) -> ImageRows:
     """The images of a source, one of the kinds ROWS, each with all of its captions and its record.
 
-    columns: of tables; selector: keeps rows by their record; splits: of a published set, joined by '+'; split: the side
-    of a share that is held out by content, for which all images are read; max_bad: the share of a table's rows that may
-    lack their image or caption (None: none, and no flag is offered). FileNotFoundError, ValueError.
+    splits: of a published set, joined by '+'; split: the side of a share held out by content; max_bad: the share of a
+    table's rows that may lack their image or caption (None: none, no flag is offered). FileNotFoundError, ValueError.
     """
     if source.kind == "images":
         rows = read_folder(local_path(source.address), selector)
     elif source.kind in READERS:
         rows = read_table(source, columns, selector, max_bad)
     else:
-        images = read_set(source.kind, str(source), splits).images
+        _, images = read_set(source.kind, str(source), splits)
         every = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
         rows = keep_selected(every, selector, str(source))
     return rows.part(split) if split is not None else rows
@@ -77,9 +76,7 @@ def stated_by_row(row: ImageRow) -> Stated:
 
 
 def stated_by(raw: Raw) -> Stated:
-    """The captions and the class of a shard's sample: the lines of its `.txt`, or the likeliest field of its `.json`;
-    its `.cls`, or a field `label` or `class`. SampleFault for a text, or without one a JSON, that cannot be read.
-    """
+    """Captions (`.txt`, or the likeliest field of `.json`) and class (`.cls`, or a field) of a shard's sample."""
     record: dict[str, Any] = {}
     with suppress(SampleFault) if PLAIN in raw else nullcontext():
         record = json_record(raw) if "json" in raw else {}
@@ -97,11 +94,7 @@ def label_of(record: Mapping[str, Any]) -> str | None:
 
 
 def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
-    """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
-
-    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts. split: of
-    a published set, or a share that is held out. Errors of `read_rows`.
-    """
+    """The samples of shards, or images as shards hold them; without on_fault texts stay where an image is lost."""
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":
         for url, *_ in expand_shards(source.address):

@@ -2,32 +2,29 @@
 
 The file is JSON: {"format": FORMAT, "shards": {name: {"samples", "bytes", "sha256"}}}. A name is relative to the
 index's folder where the shard is below it, else its URL without user info and query, or the hash of a `pipe:` command.
-Older files also have checksums of blocks, which are ignored.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import posixpath
 import zlib
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 
-from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.diagnose import survey
+from prolip.data.faults import FaultCounter, ShardFault
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import (
     CheckedStream,
@@ -38,62 +35,48 @@ from prolip.data.reading.stream import (
     open_stream,
     read_up_to,
 )
-from prolip.data.reading.tar import read_shard
+from prolip.data.reading.tar import read_shard, survey
 from prolip.data.samples import has_image
 from prolip.utils.documents import loads, read_file, shown
 from prolip.utils.outputs import check_output, replacing
 from prolip.utils.secrecy import redacted, tag
 
-log = logging.getLogger(__name__)
 FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
-#: Beginning of the name of a `pipe:` shard, before the salted hash of its command.
-HASHED = "pipe:sha256="
+HASHED = "pipe:sha256="  # before the salted hash of a command, in the name of its shard
 ENTRY = np.dtype([("samples", np.int64), ("bytes", np.int64), ("sha256", "S64")])
-#: Bytes of an index, some 200 per shard and 3,000 in older ones.
-INDEX_BYTES = 2**30
-#: Shards may be commands.
+INDEX_BYTES = 2**30  # of an index, some 200 per shard and 3,000 in older ones
 PIPES = ReadPolicy(pipes=True)
 
 
 class Addresses(Sequence[str]):
-    """N addresses of A bytes on average in one block of N (A + 8) bytes, which forked processes share.
-
-    Pickled, the block is compressed: addresses that count up take 2 to 5 bytes each.
-    """
+    """N addresses of at most A bytes, in N A bytes that forked processes share and pickling compresses."""
 
     def __init__(self, addresses: Iterable[str] = ()):
-        parts = [address.encode("utf-8", "surrogatepass") for address in addresses]
-        self.block, self.ends = b"".join(parts), np.cumsum([0, *map(len, parts)])
+        self.block = np.array([address.encode("utf-8", "surrogatepass") for address in addresses], "S")
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self.block)
 
     def __getitem__(self, place: Any) -> Any:
-        found = range(len(self))[place]
-        return self._text(found) if isinstance(found, int) else [self._text(number) for number in found]
+        found = self.block[place].tolist()
+        decoded = [one.decode("utf-8", "surrogatepass") for one in ([found] if isinstance(found, bytes) else found)]
+        return decoded[0] if isinstance(found, bytes) else decoded
 
-    def _text(self, number: int) -> str:
-        return self.block[self.ends[number] : self.ends[number + 1]].decode("utf-8", "surrogatepass")
+    def __getstate__(self) -> tuple[bytes, str]:
+        return zlib.compress(self.block.tobytes(), 1), self.block.dtype.str
 
-    def __getstate__(self) -> tuple[bytes, bytes]:
-        return zlib.compress(self.block, 1), zlib.compress(np.diff(self.ends).tobytes(), 1)
-
-    def __setstate__(self, state: tuple[bytes, bytes]) -> None:
-        lengths = np.frombuffer(zlib.decompress(state[1]), dtype=np.int64)
-        self.block, self.ends = zlib.decompress(state[0]), np.cumsum([0, *lengths])
+    def __setstate__(self, state: tuple[bytes, str]) -> None:
+        self.block = np.frombuffer(zlib.decompress(state[0]), state[1])
 
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """An entry for each of N shards, in N (A + 88) bytes where their names have A on average.
+    """An entry for each of N shards, in N (A + 80) bytes where their names have A."""
 
-    place: path or URL of the index, for messages; names: in their order; values: (N,) of ENTRY.
-    """
-
-    place: str
-    names: Addresses
-    values: np.ndarray
+    place: str  # path or URL of the index, for messages
+    names: Addresses  # in their order
+    values: np.ndarray  # (N,) of ENTRY
 
     @classmethod
     def of(cls, place: str, entries: Mapping[str, tuple[int, int, str]]) -> ShardIndex:
@@ -103,42 +86,37 @@ class ShardIndex:
 
     def __getitem__(self, url: str) -> Entry:
         """The entry of a shard; ValueError where there is none."""
-        return self._entry(self._found(url, self._row(self.name_of(url))))
+        samples, size, sha256 = self.values[self.rows([url])[0]].item()
+        return Entry(samples, size, sha256.decode())
 
     def entries(self) -> dict[str, Entry]:
         """All entries by name."""
-        return {name: self._entry(row) for row, name in enumerate(self.names)}
+        rows = zip(self.names, self.values.tolist())
+        return {name: Entry(samples, size, sha256.decode()) for name, (samples, size, sha256) in rows}
 
-    def _entry(self, row: int) -> Entry:
-        samples, size, sha256 = self.values[row].item()
-        return Entry(samples, size, sha256.decode())
-
-    def _row(self, name: str) -> int | None:
-        row = bisect_left(self.names, name)
-        return row if row < len(self.names) and self.names[row] == name else None
-
-    def _found(self, url: str, row: int | None) -> int:
-        if row is None:
+    def rows(self, urls: Sequence[str]) -> np.ndarray:
+        """Where the entries of shards are; ValueError for a shard without one."""
+        wanted = Addresses(map(self.name_of, urls)).block
+        rows = np.searchsorted(self.names.block, wanted)
+        lacking = rows == len(self.names)
+        lacking[~lacking] = self.names.block[rows[~lacking]] != wanted[~lacking]
+        if lacking.any():
+            url = urls[int(lacking.argmax())]
             raise ValueError(f"{self.place} has no entry for {url}: {remedy(url, self.place)}")
-        return row
+        return rows
 
     def name_of(self, url: str) -> str:
         """The name of a shard here: of a command its hash where that is known, else `canonical`."""
-        names = [f"{HASHED}{tag(url[5:], salt)}" for salt in self.salts] if url.startswith("pipe:") else []
-        return next((name for name in names if self._row(name) is not None), canonical(url))
-
-    @cached_property
-    def salts(self) -> list[str]:
-        """The salts of the hashed commands."""
-        return sorted({name.removeprefix(HASHED).partition("-")[0] for name in self.names if name.startswith(HASHED)})
+        if url.startswith("pipe:"):
+            commands = set(self.names[np.char.startswith(self.names.block, HASHED.encode())])
+            for salt in {name.removeprefix(HASHED).partition("-")[0] for name in commands}:
+                if (name := f"{HASHED}{tag(url[5:], salt)}") in commands:
+                    return name
+        return canonical(url)
 
     def only(self, urls: Sequence[str], sizes: Mapping[str, int]) -> tuple[ShardIndex, int]:
-        """The index of these shards alone, and their samples in all.
-
-        sizes: bytes of the local ones. ValueError for shards that are missing, and for local ones of another size.
-        """
-        rows = {name: row for row, name in enumerate(self.names)}
-        chosen = np.array([self._found(url, rows.get(self.name_of(url))) for url in urls], dtype=np.int64)
+        """The index of these shards alone, and their samples in all; ValueError for another size than in `sizes`."""
+        chosen = self.rows(urls)
         for url, wanted in zip(urls, self.values["bytes"][chosen].tolist()):
             if (size := sizes.get(url, wanted)) != wanted:
                 raise ValueError(
@@ -146,8 +124,8 @@ class ShardIndex:
                     f"{remedy(url, self.place)}; if the index is, fetch the shard again"
                 )
         kept = np.unique(chosen)
-        names = Addresses(self.names[row] for row in kept.tolist())
-        return ShardIndex(self.place, names, self.values[kept]), int(self.values["samples"][chosen].sum())
+        part = ShardIndex(self.place, Addresses(self.names[kept]), self.values[kept])
+        return part, int(self.values["samples"][chosen].sum())
 
 
 def canonical(url: str) -> str:
@@ -169,37 +147,28 @@ def remedy(url: str, place: str) -> str:
     return f"run: prolip data index '{shards}'" + ("" if default else f" --output {place}")
 
 
-def to_json(index: ShardIndex) -> dict[str, Any]:
-    """The content of the file; names depend on the index's place."""
-    folder, entries = parent(index.place) + "/", index.entries().items()
-    return {"format": FORMAT, "shards": {redacted(url.removeprefix(folder)): entry._asdict() for url, entry in entries}}
-
-
-def from_json(data: Any, place: str) -> ShardIndex:
-    """The reverse of `to_json`; ValueError for anything else."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
-    folder = parent(place)
+def from_json(text: bytes, place: str) -> ShardIndex | None:
+    """The index in a file; None where the file is another's. ValueError where it is no JSON or damaged."""
     try:
-        shards = data["shards"]
-        rows = [tuple(values[field] for field in Entry._fields) for values in shards.values()]
-        for name, (samples, size, sha256) in zip(shards, rows):
-            whole = all(type(count) is int and 0 <= count < 2**63 for count in (samples, size))
+        data = loads(text)
+    except ValueError as error:
+        raise ValueError(f"{place} is no JSON ({error}): remove it, or write it again by prolip data index") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        return None
+    folder, entries, fields = parent(place), {}, itemgetter(*Entry._fields)
+    try:
+        for name, values in data["shards"].items():
+            samples, size, sha256 = entry = fields(values)
+            whole = type(samples) is type(size) is int and 0 <= samples < 2**63 and 0 <= size < 2**63
             if not (whole and isinstance(sha256, str) and len(sha256) < 65):
                 wanted = "wanted whole numbers of 0 or more and a SHA-256"
-                raise ValueError(f"{shown(name)} is {shown(shards[name])}, {wanted}")
-        return ShardIndex.of(place, dict(zip([place_of(name, folder) for name in shards], rows)))
+                raise ValueError(f"{shown(name)} is {shown(values)}, {wanted}")
+            url = name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)
+            settled = url[:1] == "/" and "//" not in url and "/." not in url and url[-1] != "/"
+            entries[url if settled else canonical(url)] = entry  # abspath takes longer
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from error
-
-
-def place_of(name: str, folder: str) -> str:
-    """`canonical` of a shard that an index in `folder`, itself canonical, calls by this name."""
-    if "://" in name or name.startswith("pipe:"):
-        return canonical(name)
-    url = posixpath.join(folder, name)
-    settled = url[:1] == "/" and "//" not in url and "/." not in url and url[-1] != "/"  # abspath takes longer
-    return url if settled else canonical(url)
+    return ShardIndex.of(place, entries)
 
 
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
@@ -208,35 +177,26 @@ def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
         data = read_up_to(stream, INDEX_BYTES + 1)
     if len(data) > INDEX_BYTES:
         raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
-    return from_json(parse_json(data, place), place)
+    if (index := from_json(data, place)) is None:
+        raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
+    return index
 
 
 def find_index(urls: Sequence[str]) -> ShardIndex | None:
     """The index.json files beside local shards, joined; None where a shard is remote or a folder has none."""
     if not urls or not all(map(is_local, urls)):
         return None
-    found = []
+    found: list[ShardIndex] = []
     for folder in sorted(map(os.path.abspath, {posixpath.dirname(local_path(url)) for url in urls})):
         place = posixpath.join(folder, INDEX_NAME)
-        if not os.path.isfile(place):
+        index = from_json(read_file(place, INDEX_BYTES), place) if os.path.isfile(place) else None
+        if index is None:
             return None
-        head = parse_json(read_file(place, INDEX_BYTES), place)
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            log.info("%s is not ours: %r is not its format", place, FORMAT)
-            return None
-        found.append(from_json(head, place))
+        found.append(index)
     if len(found) == 1:
         return found[0]
     entries = {url: entry for index in found for url, entry in index.entries().items()}
     return ShardIndex.of(", ".join(index.place for index in found), entries)
-
-
-def parse_json(data: bytes, place: str) -> Any:
-    """The content of an index file; ValueError where it is no JSON."""
-    try:
-        return loads(data)
-    except ValueError as error:
-        raise ValueError(f"{place} is no JSON ({error}): remove it, or write it again by prolip data index") from error
 
 
 class IndexedShard(NamedTuple):
@@ -250,18 +210,14 @@ class IndexedShard(NamedTuple):
 
 def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     """Read one shard to its end."""
-    faults: Counter[str] = Counter()
-
-    def note(fault: SampleFault) -> None:
-        faults[fault.kind] += 1
-
+    faults = FaultCounter()
     try:
-        stream = CheckedStream(open_stream(url, policy, note))
-        samples = sum(map(has_image, read_shard(url, note, stream=stream)))
+        stream = CheckedStream(url, policy, faults.add)
+        samples = sum(map(has_image, read_shard(url, faults.add, stream=stream)))
     except ShardFault as fault:
-        return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
+        return IndexedShard(url, None, faults.kinds + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
-    return IndexedShard(url, Entry(samples, stream.length, stream.sha256.hexdigest()), faults, message)
+    return IndexedShard(url, Entry(samples, stream.position, stream.sha256.hexdigest()), faults.kinds, message)
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
@@ -276,34 +232,16 @@ def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> I
 
 
 def write_index(index: ShardIndex) -> None:
-    """Write an index to its place: whole or not at all."""
-    data = json.dumps(to_json(index), indent=0).encode()
+    """Write an index to its place, whole or not at all; names are relative to it."""
+    folder, entries = parent(index.place) + "/", index.entries().items()
+    shards = {redacted(url.removeprefix(folder)): entry._asdict() for url, entry in entries}
+    data = json.dumps({"format": FORMAT, "shards": shards}, indent=0).encode()
     if is_local(index.place):
         with replacing(Path(local_path(index.place))) as temporary:
             temporary.write_bytes(data)
     else:
         with fsspec.open(index.place, "wb") as remote:  # object stores show an object once it is complete
             remote.write(data)
-
-
-def check_place(place: str) -> None:
-    """ValueError, ImportError or OSError where no index can be written, before shards are read for hours."""
-    check_address(place)
-    if place.startswith(("http://", "https://")):
-        raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
-    if is_local(place):
-        check_output(local_path(place))
-    else:
-        fsspec.get_filesystem_class(place.split("://")[0])
-
-
-def default_output(urls: Sequence[str]) -> str:
-    """index.json in the folder of all shards; ValueError where they are in several, or are commands."""
-    folders = sorted({parent(url) for url in urls})
-    if len(folders) > 1 or any(url.startswith("pipe:") for url in urls):
-        where = f"{len(folders)} folders ({folders[0]}, {folders[1]}...)" if len(folders) > 1 else "a command"
-        raise ValueError(f"the shards come from {where}: say where the index goes with --output FILE")
-    return f"{folders[0]}/{INDEX_NAME}"
 
 
 def build_index(
@@ -313,13 +251,23 @@ def build_index(
     policy: ReadPolicy = PIPES,
     seen: Callable[[IndexedShard], None] = lambda shard: None,
 ) -> str:
-    """Read shards and write their index; returns its place, which is empty where none could be read.
+    """Read shards and write their index, by default index.json beside them; returns its place, "" without any.
 
-    place: `default_output` without. seen: is called with the result of each shard. ValueError, ImportError and OSError
-    before anything is read where no index can be written there, and OSError where that fails at the end.
+    seen: takes the result of each shard. Errors before anything is read where no index can be written there.
     """
-    place = place or default_output(urls)
-    check_place(place)
+    if not place:
+        folders = sorted({parent(url) for url in urls})
+        if len(folders) > 1 or any(url.startswith("pipe:") for url in urls):
+            where = f"{len(folders)} folders ({folders[0]}, {folders[1]}...)" if len(folders) > 1 else "a command"
+            raise ValueError(f"the shards come from {where}: say where the index goes with --output FILE")
+        place = f"{folders[0]}/{INDEX_NAME}"
+    check_address(place)
+    if place.startswith(("http://", "https://")):
+        raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
+    if is_local(place):
+        check_output(local_path(place))
+    else:
+        fsspec.get_filesystem_class(place.split("://")[0])
     entries: dict[str, Entry] = {}
     for result in index_shards(urls, policy, workers):
         seen(result)

@@ -6,21 +6,20 @@ import glob
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
-from webdataset.tariterators import base_plus_ext
 
 from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
 from prolip.data.reading.remote import ReadPolicy, file_system
-from prolip.data.reading.shard_index import ShardIndex, canonical, find_index
+from prolip.data.reading.shard_index import canonical
 from prolip.data.reading.stream import check_address, expand_braces, is_local, local_path
-from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader
-from prolip.data.samples import IMAGE_SUFFIXES, is_selected
+from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, grouped
+from prolip.data.samples import has_image, is_selected
 from prolip.utils.documents import loads, shown, text_of
 from prolip.utils.messages import explain_missing, first_few, listing
 
@@ -38,14 +37,11 @@ class Shard(NamedTuple):
 
 def parse_factors(factors: str | None, sources: int) -> list[float]:
     """Upsampling factors, one per source: "2::1" -> [2.0, 1.0]; all 1 for None; ValueError otherwise."""
-    if factors is None:
-        return [1.0] * sources
-    remedy = f"give {sources} positive numbers joined by '::', e.g. {'::'.join(['1'] * sources)}"
-    try:
-        weights = [float(factor) for factor in factors.split("::")]
-    except ValueError:
-        weights = []
+    weights: list[float] = []
+    with suppress(ValueError):
+        weights = [float(factor) for factor in factors.split("::")] if factors is not None else [1.0] * sources
     if len(weights) != sources or not all(0 < weight < float("inf") for weight in weights):
+        remedy = f"give {sources} positive numbers joined by '::', e.g. {'::'.join(['1'] * sources)}"
         raise ValueError(f"--train-data-upsampling-factors {factors!r} for {sources} source(s): {remedy}")
     return weights
 
@@ -57,8 +53,7 @@ def expand_shards(
 
     A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or,
     where `pipes`, a `pipe:` command. sizes: receives the bytes of local shards, each of which is looked up once.
-    ValueError for an empty source and a refused address (`check_address`), FileNotFoundError for local shards that are
-    missing, ImportError for a URL scheme whose library is not installed.
+    ValueError, FileNotFoundError, and ImportError for a URL scheme whose library is not installed.
     """
     sources, sizes = train_data.split("::"), {} if sizes is None else sizes
     weights = parse_factors(factors, len(sources))
@@ -88,49 +83,48 @@ def size_of(url: str) -> int | None:
 
 
 def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None = None) -> list[str]:
-    """The URLs of one source; parameters and errors as `expand_shards`."""
-    source = source.strip()
+    """The URLs of one source; parameters and errors as `expand_shards`. OSError where a wildcard matches nothing."""
+    source, sizes = source.strip(), {} if sizes is None else sizes
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
     special = source.startswith("file:") or not {"{", "}", "\\"}.isdisjoint(source)  # others are not looked up twice
     is_path = special and is_local(source) and os.path.exists(local_path(source))
-    urls, sizes = [local_path(source)] if is_path else expand_braces(source), {} if sizes is None else sizes
-    return [url for part in urls for url in expand_path(check_address(part, pipes), source, sizes)]
+    urls: list[str] = []
+    for url in [local_path(source)] if is_path else expand_braces(source):
+        check_address(url, pipes)
+        path, found = local_path(url), [url]
+        if not is_local(url):
+            if "*" in url and not url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not listable
+                found = list_objects(url, source)
+        elif (size := size_of(url)) is not None:
+            sizes[url] = size
+        elif os.path.isdir(path):
+            found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
+            if not found:
+                raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
+        elif "{" in path or "}" in path:
+            remedy = "give a range {000..099} or a list {a,b}"
+            raise ValueError(f"brace pattern {source!r} names no shard: {path!r} is left after expansion; {remedy}")
+        else:
+            found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+            if not found:
+                raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
+        urls += found
+    return urls
 
 
-def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
-    """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
-    if not is_local(url):
-        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not listable
-            return [url]
-        try:
-            system, path = file_system(url, ReadPolicy())
-            found = sorted(system.glob(path))
-        except (ImportError, ValueError):
-            raise
-        except Exception as error:  # every file system has its own exceptions
-            raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
-        if not found:
-            raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
-        return [url.removesuffix(path) + name for name in found]
-    path, size = local_path(url), size_of(url)
-    if size is not None:
-        sizes[url] = size
-        return [url]
-    if os.path.isdir(path):
-        found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
-        if not found:
-            raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
-        return found
-    if "{" in path or "}" in path:
-        remedy = "give a range {000..099} or a list {a,b}"
-        raise ValueError(f"brace pattern {source!r} names no shard: {path!r} is left after expansion; {remedy}")
-    if glob.has_magic(path):
-        found = sorted(glob.glob(path))
-        if not found:
-            raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
-        return found
-    return [path]
+def list_objects(url: str, source: str) -> list[str]:
+    """The objects of a store that fit a wildcard."""
+    try:
+        system, path = file_system(url, ReadPolicy())
+        found = sorted(system.glob(path))
+    except (ImportError, ValueError):
+        raise
+    except Exception as error:  # every file system has its own exceptions
+        raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
+    if not found:
+        raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
+    return [url.removesuffix(path) + name for name in found]
 
 
 def urls_of(sources: Iterable[str]) -> list[str]:
@@ -143,26 +137,12 @@ def urls_of(sources: Iterable[str]) -> list[str]:
     return urls
 
 
-def count_samples(
-    urls: Sequence[str],
-    select: str | None = None,
-    index: ShardIndex | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> int:
-    """The samples of the shards: by an index, by sizes.json or __len__ beside them, else by reading the headers.
-
-    index: default the index.json files beside local shards; sizes: bytes of local shards, default looked up.
-    sizes.json maps file names to counts, __len__ holds the count of a whole folder (OpenCLIP's conventions). With
-    `select` the JSON members are read. ValueError where an index does not fit, or shards without one are remote or
-    large.
-    """
-    selector = Selector.parse(select)
+def count_samples(urls: Sequence[str], select: str | None = None, sizes: Mapping[str, int] | None = None) -> int:
+    """The samples of shards without an index, by sizes.json or __len__ beside them, else by headers (and JSON)."""
+    selector, remote = Selector.parse(select), sum(not is_local(url) for url in urls)
     sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
-    if selector is None and (index := index or find_index(urls)) is not None:
-        return index.only(urls, sizes)[1]
-    if selector is None and (known := recorded_size(urls)) is not None:
+    if selector is None and not remote and (known := recorded_size(urls)) is not None:
         return known
-    remote = sum(not is_local(url) for url in urls)
     size = sum(sizes.get(url, 0) for url in urls)
     if remote or size > COUNT_LIMIT:
         reason = f"{remote} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
@@ -173,53 +153,45 @@ def count_samples(
 
 
 def recorded_size(urls: Sequence[str]) -> int | None:
-    """The count that sizes.json or __len__ beside local shards give; None where any folder has neither."""
-    if not all(is_local(url) for url in urls):
-        return None
+    """The count by OpenCLIP's sizes.json, or __len__ of the whole folder, beside local shards; None without."""
     folders: dict[Path, list[str]] = {}
     for url in urls:
         path = Path(local_path(url))
         folders.setdefault(path.parent, []).append(path.name)
     total = 0
     for folder, names in folders.items():
-        if (file := folder / "sizes.json").is_file():
-            sizes = recorded(file)
-            if absent := [name for name in names if name not in sizes]:
-                raise ValueError(f"{file} has no entry for {absent[0]}: add it or remove the file")
-            total += sum(sizes[name] for name in names)
-        elif (folder / "__len__").is_file():
-            total += recorded(folder / "__len__")[""]
-        else:
+        file = next((folder / name for name in ("sizes.json", "__len__") if (folder / name).is_file()), None)
+        if file is None:
             return None
+        try:
+            found = loads(text_of(file, COUNT_BYTES), unique=True)
+            sizes = found if isinstance(found, dict) else {"": found}
+            if wrong := [size for size in sizes.values() if not str(size).isdecimal()]:
+                raise ValueError(f"{shown(wrong[0])} is none")
+        except ValueError as error:
+            raise ValueError(f"{file} holds no counts of samples ({error}): repair or remove it") from error
+        names = [""] if file.name == "__len__" else names
+        if absent := [name for name in names if name not in sizes]:
+            raise ValueError(f"{file} has no entry for {absent[0]}: add it or remove the file")
+        total += sum(int(sizes[name]) for name in names)
     return total
-
-
-def recorded(path: Path) -> dict[str, int]:
-    """The counts of a sizes.json, or the one of a __len__ under ""; ValueError where they are none."""
-    try:
-        found = loads(text_of(path, COUNT_BYTES), unique=True)
-        sizes = found if isinstance(found, dict) else {"": found}
-        if wrong := [size for size in sizes.values() if not str(size).isdecimal()]:
-            raise ValueError(f"{shown(wrong[0])} is none")
-        return {name: int(size) for name, size in sizes.items()}
-    except ValueError as error:
-        raise ValueError(f"{path} holds no counts of samples ({error}): repair or remove it") from error
 
 
 def count_shard(path: str, selector: Selector | None) -> int:
     """Samples with an image in one local shard, up to its first fault; those that `selector` keeps."""
-    count, key, has_image, keep = 0, None, False, selector is None
-    with suppress(Exception), tarfile.open(path, tarinfo=StrictHeader) as archive:
+
+    def members(archive: Any) -> Iterator[tuple[str, bytes | None]]:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
-            prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
-            if prefix is None or not member.isreg():
-                continue
-            if prefix != key:
-                count, key, has_image, keep = count + (has_image and keep), prefix, False, selector is None
-            has_image |= suffix.lower() in IMAGE_SUFFIXES
-            if selector is not None and suffix.lower() == "json":
-                content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
-                with suppress(SampleFault):  # of a damaged JSON
-                    keep = content is not None and is_selected({"json": content.read()}, selector)
-    return count + (has_image and keep)
+            archive.members.clear()  # or the list grows with the shard
+            name = member.name.removeprefix("./")
+            if not member.isdir() and not name.startswith("__"):
+                is_read = selector and member.isreg() and name.lower().endswith(".json") and member.size <= SAMPLE_BYTES
+                content = archive.extractfile(member).read() if is_read else b""
+                yield name, content if member.isreg() else None
+
+    count = 0
+    with suppress(Exception), tarfile.open(path, tarinfo=StrictHeader) as archive:
+        for raw in grouped(members(archive), path, lambda fault: None):
+            with suppress(SampleFault):  # of a damaged JSON
+                count += has_image(raw) and is_selected(raw, selector)
+    return count

@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import reduce
-from typing import NamedTuple, Protocol
+from math import inf
+from typing import Any, NamedTuple
 
 from braceexpand import alphabet, braceexpand
 from fsspec.registry import known_implementations
@@ -32,6 +32,8 @@ from prolip.utils.documents import shown
 from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
+#: Takes faults that are counted and end nothing.
+Note = Callable[[SampleFault], None]
 SCHEMES = ("file", "http", "https", "s3", "gs", "hf")
 ALLOWED = "give a path (./NAME where a file's name looks like a URL) or a URL of file, http, https, s3, gs or hf"
 #: Words before a colon that name models, or commands somewhere.
@@ -40,19 +42,14 @@ BEGINNING = re.compile(r"([a-z][a-z0-9+.-]*)(://|::|:)", re.IGNORECASE)
 #: Addresses of one brace pattern, depth of its braces, and characters of all addresses.
 MOST, DEPTH, CHARACTERS = 10_000_000, 50, 2**34
 RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
-#: Bytes that are read again after a break and compared, for servers that change an object silently.
-OVERLAP = 4096
-#: Doublings of the pause between retries: a float ends at 2**1024.
-DOUBLINGS = 64
-#: Bytes after which retries are counted from 0.
-PROGRESS = 2**20
+OVERLAP = 4096  # bytes that are read again after a break and compared, for servers that change an object silently
+PROGRESS = 2**20  # bytes after which retries are counted from 0
 
 
 def check_address(address: str, pipes: bool = False) -> str:
     """The address itself; ValueError for anything but a path, a URL of SCHEMES and, with `pipes`, a `pipe:` command.
 
-    fsspec knows many more schemes and chains of them (`simplecache::`, `zip://`), some of which run programs or write
-    files.
+    fsspec opens many more schemes and chains of them (`zip://`, `simplecache::`), some of which run programs.
     """
     if (pipes and address.startswith("pipe:")) or address.startswith(("http://", "https://")):
         return address
@@ -66,59 +63,40 @@ def check_address(address: str, pipes: bool = False) -> str:
         allowed = word == "file" or not refused
     if allowed:
         return address
-    why = ""
-    if is_command:
-        why = ", commands are run for training shards (--train-data 'pipe:COMMAND') and nowhere else"
-    elif word.lower() in OF_MODELS:
+    why = ", commands are run for training shards (--train-data 'pipe:COMMAND') and nowhere else" if is_command else ""
+    if word.lower() in OF_MODELS:
         why = f", {word}: is for models alone"
     raise ValueError(f"{redacted(address)!r} is not opened{why}: {ALLOWED}" + (", or a pipe: command" * pipes))
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The texts of a pattern with braces, as in bash; ValueError for unbalanced braces and for more than MOST texts."""
+    """The texts of a pattern with braces, as in bash; ValueError if unbalanced or for more than MOST, counted first."""
+    text, count, commas = re.sub(r"\\.", "", pattern), 1.0, [0]
     try:
-        count = count_texts(pattern)
+        for found in RANGE.finditer(text):
+            ends = found.groups()[:2]
+            if len(found[0]) > 60:
+                count = inf  # numbers of so many digits are a mistake
+            elif ends[0].isalpha() == ends[1].isalpha():
+                first, last = (alphabet.index(end) if end.isalpha() else int(end) for end in ends)
+                count *= abs(last - first) // (int(found[3] or 1) or 1) + 1
+        for sign in text:
+            if sign == "{":
+                commas.append(0)
+            elif sign == ",":
+                commas[-1] += 1
+            elif sign == "}":
+                count *= commas.pop() + 1
+            if not 0 < len(commas) <= DEPTH:
+                break
+        if len(commas) != 1:
+            raise ValueError(f"its braces are not balanced, or more than {DEPTH} deep")
         if count > MOST or count * len(pattern) > CHARACTERS:
-            number = f"{count:,}" if count < 10**15 else "more than 10^15"
+            number = f"{count:,.0f}" if count < 10**15 else "more than 10^15"
             raise ValueError(f"it stands for {number} addresses, at most {MOST:,} of 16 GB in all are read: correct it")
         return list(braceexpand(pattern))
     except ValueError as error:
         raise ValueError(f"brace pattern {shown(redacted(pattern))}: {error}") from None
-
-
-def count_texts(pattern: str) -> int:
-    """A bound, up to 10^15, on the texts that `braceexpand` makes: the product of all ranges and alternatives."""
-    plain = re.sub(r"\\.", "", pattern)
-    counts, commas = [count_range(found) for found in RANGE.finditer(plain)], [0]
-    for sign in plain:
-        if sign == "{":
-            commas.append(0)
-        elif sign == ",":
-            commas[-1] += 1
-        elif sign == "}":
-            counts.append(commas.pop() + 1)
-        if not 0 < len(commas) <= DEPTH:
-            raise ValueError(f"its braces are not balanced, or more than {DEPTH} deep")
-    if len(commas) > 1:
-        raise ValueError("its braces are not balanced")
-    return reduce(lambda one, other: min(one * other, 10**15), counts, 1)
-
-
-def count_range(found: re.Match[str]) -> int:
-    """The steps of a range."""
-    if len(found[0]) > 60:
-        return 10**15  # numbers of so many digits are a mistake
-    if found[1].isalpha() != found[2].isalpha():
-        return 1
-    first, last = (alphabet.index(end) if end.isalpha() else int(end) for end in found.groups()[:2])
-    return abs(last - first) // (int(found[3] or 1) or 1) + 1
-
-
-class Stream(Protocol):
-    """Bytes to read forwards."""
-
-    def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; none at the end."""
 
 
 def is_local(url: str) -> bool:
@@ -146,22 +124,18 @@ def connect(url: str, position: int, policy: ReadPolicy) -> Connection:
 class ResumingStream:
     """A shard's bytes, connected. A retry continues at the byte where the stream was, never before or after it.
 
-    on_retry: called for every attempt that failed and was followed by another one.
-
-    ShardFault: "unreadable shard": missing, forbidden, an HTML page. "interrupted shard": policy.retries failures in a
-    row (time-outs, resets, 5xx, bodies cut short). "changed shard": the object is another one now. "broken shard": a
-    command failed.
+    on_retry: takes every failure that is followed by another attempt. ShardFault: "unreadable shard": missing,
+    forbidden, an HTML page; "interrupted shard": policy.retries failures in a row (time-outs, resets, 5xx, bodies cut
+    short); "changed shard": the object is another one now; "broken shard": a command failed.
     """
 
-    def __init__(
-        self, url: str, policy: ReadPolicy | None = None, on_retry: Callable[[SampleFault], None] | None = None
-    ):
+    def __init__(self, url: str, policy: ReadPolicy | None = None, on_retry: Note | None = None):
         self.url, self.policy, self.on_retry = url, policy or ReadPolicy(), on_retry
         self.identity: Identity | None = None
         self.position, self._tail, self._failures, self._failed_at = 0, b"", 0, 0
         self._jitter = random.Random()  # of its own: waiting must not touch what training draws from
         self._connection: Connection | None = None
-        self._attempt(lambda: b"")
+        self.read(0)
 
     @property
     def size(self) -> int | None:
@@ -169,8 +143,24 @@ class ResumingStream:
         return self.identity.size if self.identity is not None else None
 
     def read(self, size: int = 2**16) -> bytes:
-        """The next bytes, after as many retries as it takes."""
-        return self._attempt(lambda: self._read(size))
+        """The next bytes, after as many retries as it takes; with 0 it only connects."""
+        while True:
+            try:
+                connection = self._connection or self._connect()
+                data = connection.read(size) if size else b""
+                if size and not data and self.size is not None and self.position < self.size:
+                    raise Transient(f"cut at byte {self.position} of {self.size}")
+                break
+            except ShardFault:
+                raise
+            except Exception as error:  # every file system has its own exceptions
+                if isinstance(error, PERMANENT if self.identity is None else GONE):
+                    raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
+                self.close()
+                self._wait(error)
+        self.position += len(data)
+        self._tail = (self._tail + data)[-OVERLAP:] if len(data) < OVERLAP else data[-OVERLAP:]
+        return data
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -179,42 +169,23 @@ class ResumingStream:
             with suppress(Exception):  # it is broken, or the rest is not needed
                 connection.close()
 
-    def _attempt(self, work: Callable[[], bytes]) -> bytes:
-        while True:
-            try:
-                if self._connection is None:
-                    self._connect()
-                return work()
-            except ShardFault:
-                raise
-            except Exception as error:  # every file system has its own exceptions
-                if isinstance(error, PERMANENT if self.identity is None else GONE):
-                    raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
-                self.close()
-                self._failed(error)
-
-    def _read(self, size: int) -> bytes:
-        assert self._connection is not None
-        data = self._connection.read(size)
-        if not data and self.size is not None and self.position < self.size:
-            raise Transient(f"cut at byte {self.position} of {self.size}")
-        self.position += len(data)
-        self._tail = (self._tail + data)[-OVERLAP:] if len(data) < OVERLAP else data[-OVERLAP:]
-        return data
-
-    def _connect(self) -> None:
-        start = self.position - len(self._tail)
-        self._connection = connection = connect(self.url, start, self.policy)
+    def _connect(self) -> Connection:
+        overlap = len(self._tail)
+        self._connection = connection = connect(self.url, self.position - overlap, self.policy)
         if self.identity is None:
             self.identity = connection.identity
         elif self.identity.differs(connection.identity):
             raise ShardFault("changed shard", f"it was ({self.identity}), now it is ({connection.identity})")
-        while connection.position < start:  # the server ignores ranges
-            connection.position += len(read_exactly(connection, min(start - connection.position, 2**16)))
-        if read_exactly(connection, len(self._tail)) != self._tail:
-            raise ShardFault("changed shard", f"the {len(self._tail)} bytes before {self.position} are others now")
+        again, left = b"", self.position - connection.position  # more than the overlap if the server ignores ranges
+        while left:
+            if not (data := connection.read(min(left, 2**16))):
+                raise Transient(f"cut {left} bytes before byte {self.position}")
+            again, left = (again + data)[-OVERLAP:], left - len(data)
+        if again[len(again) - overlap :] != self._tail:
+            raise ShardFault("changed shard", f"the {overlap} bytes before {self.position} are others now")
+        return connection
 
-    def _failed(self, error: Exception) -> None:
+    def _wait(self, error: Exception) -> None:
         """Count a failure and wait; ShardFault once there were too many in a row."""
         if self.position - self._failed_at >= PROGRESS:
             self._failures = 0
@@ -224,7 +195,7 @@ class ResumingStream:
             kind = error.kind if isinstance(error, Transient) else "interrupted shard"
             raise ShardFault(kind, f"{reason}, at byte {self.position}, after {self._failures} retries") from error
         most = self.policy.backoff_limit
-        waiting = min(self.policy.backoff * 2.0 ** min(self._failures, DOUBLINGS), most)
+        waiting = min(self.policy.backoff * 2.0 ** min(self._failures, 64), most)
         waiting = max(waiting * self._jitter.uniform(0.5, 1), min(getattr(error, "wait", 0), most))
         self._failures += 1
         log.info("%s: %s; resuming at byte %d in %.1f s", self.url, reason, self.position, waiting)
@@ -236,21 +207,13 @@ class ResumingStream:
 open_stream = ResumingStream
 
 
-def read_up_to(source: Connection | Stream, count: int) -> bytes:
+def read_up_to(source: Any, count: int) -> bytes:
     """The next `count` bytes, or fewer at the end."""
     parts = []
     while count and (part := source.read(min(count, 2**20))):
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
-
-
-def read_exactly(source: Connection, count: int) -> bytes:
-    """The next `count` bytes; Transient where the source ends before."""
-    data = read_up_to(source, count)
-    if len(data) < count:
-        raise Transient(f"cut {count - len(data)} bytes before the end of {count}")
-    return data
 
 
 class Entry(NamedTuple):
@@ -261,33 +224,27 @@ class Entry(NamedTuple):
     sha256: str
 
 
-class CheckedStream:
-    """A counted and hashed stream; ShardFault "index mismatch" for another length or checksum than that of `entry`."""
+class CheckedStream(ResumingStream):
+    """A stream that is hashed; ShardFault "index mismatch" for another length or checksum than that of `entry`."""
 
-    def __init__(self, stream: ResumingStream, entry: Entry | None = None):
-        self.stream, self.entry = stream, entry
-        self.length, self.sha256 = 0, hashlib.sha256()
-        if entry is not None and stream.size is not None and stream.size != entry.bytes:
-            stream.close()
-            raise self._mismatch(f"the shard has {stream.size} bytes")
+    def __init__(self, url: str, policy: ReadPolicy | None, on_retry: Note | None, entry: Entry | None = None):
+        self.entry, self.sha256 = entry, hashlib.sha256()
+        super().__init__(url, policy, on_retry)
+        if entry is not None and self.size not in (None, entry.bytes):
+            self.close()
+            self._differs(f"the shard has {self.size} bytes")
 
     def read(self, size: int = 2**16) -> bytes:
-        data = self.stream.read(size)
-        self.length += len(data)
+        data = super().read(size)
         self.sha256.update(data)
-        if self.entry is not None:
-            if self.length > self.entry.bytes:
-                raise self._mismatch("the shard goes on")
-            if not data and self.length < self.entry.bytes:
-                raise self._mismatch(f"the shard ends after {self.length}")
+        if self.entry is not None and size:
+            if self.position > self.entry.bytes:
+                self._differs("the shard goes on")
             if not data and self.sha256.hexdigest() != self.entry.sha256:
-                raise self._mismatch("its bytes do not fit their SHA-256")
+                self._differs(f"its {self.position} bytes do not fit their SHA-256")
         return data
 
-    def close(self) -> None:
-        self.stream.close()
-
-    def _mismatch(self, what: str) -> ShardFault:
+    def _differs(self, what: str) -> None:
         assert self.entry is not None
         remedy = "run prolip data index again if the shards were written again, else fetch this shard again"
-        return ShardFault("index mismatch", f"{what}; the index says {self.entry.bytes} bytes: {remedy}")
+        raise ShardFault("index mismatch", f"{what}; the index says {self.entry.bytes} bytes: {remedy}")

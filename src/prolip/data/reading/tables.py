@@ -46,53 +46,40 @@ class TableProblems(TableError):
 
 
 class TableColumns(NamedTuple):
-    """How a table is read; None is recognised.
+    """How a table is read; None is recognised."""
 
-    image, caption: the columns of the image's path (or bytes) and of the plain caption, "" where captions are drawn
-    from other columns alone; captions, conditions: columns of caption fields and of conditions; needs_caption: whether
-    a table without a caption is refused; separator, quoting: of a CSV; image_root: where relative paths start.
-    """
-
-    image: str | None = None
-    caption: str | None = None
-    captions: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
-    needs_caption: bool = True
-    separator: str | None = None
+    image: str | None = None  # the column of the image's path, or bytes
+    caption: str | None = None  # of the plain caption, "" where captions are drawn from other columns alone
+    captions: tuple[str, ...] = ()  # columns of caption fields
+    conditions: tuple[str, ...] = ()  # of conditions
+    needs_caption: bool = True  # whether a table without a caption is refused
+    separator: str | None = None  # of a CSV
     quoting: bool = True
-    image_root: str | None = None
+    image_root: str | None = None  # where relative paths start
 
 
-class Chosen(NamedTuple):
-    """The columns of images, captions and labels, None where there is none, and those that were guessed, in words."""
+class ChosenColumns(NamedTuple):
+    """The columns of a table that are read."""
 
     image: str
     caption: str | None
-    label: str | None
-    guessed: tuple[str, ...]
+    others: list[str]  # beside the images': of the caption, where there is one, then of the record
+    record: list[str]  # the names of the latter in the record
+    guessed: list[str]  # those that were recognised, in words
 
-    def wanted(self, columns: TableColumns) -> tuple[list[str], list[str]]:
-        """The columns that are read beside the images', and the names of those in the record."""
-        record = list(dict.fromkeys((*columns.captions, *columns.conditions)))
-        label = [self.label] if self.label else []
-        return [*([self.caption] if self.caption is not None else []), *record, *label], [*record, *map(plain, label)]
-
-    def row(self, path: Any, values: Sequence[Any], names: Sequence[str], number: int) -> ImageRow:
-        """One row. values: of the caption, where there is one, and of the columns `names` of the record."""
+    def row(self, path: Any, values: Sequence[Any], number: int) -> ImageRow:
+        """One row of the values of `others`."""
         caption: Plain = None
         if self.caption is not None:
             value, *values = values
             caption = value if isinstance(value, (str, list)) else "" if value is None else str(value)
-        return ImageRow(path if isinstance(path, str) else "", caption, dict(zip(names, values)), number)
+        return ImageRow(path if isinstance(path, str) else "", caption, dict(zip(self.record, values)), number)
 
 
-class TableContent(NamedTuple):
-    """The rows of a table, those that are damaged (row -> why), the columns, and a reader of bytes in it."""
-
-    rows: Iterable[ImageRow]
-    damaged: dict[int, str]
-    chosen: Chosen
-    embedded: Callable[[], EmbeddedImages | None] = lambda: None
+#: Whether a cell seems to name or hold an image.
+IsImage = Callable[[Any], bool]
+#: The columns of a table, its rows, and a reader of the bytes in it.
+Content = tuple[ChosenColumns, Iterable[ImageRow], Callable[[], "EmbeddedImages | None"]]
 
 
 def plain(name: str) -> str:
@@ -100,27 +87,24 @@ def plain(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def peek(path: str, separator: str | None, quoting: bool, wanted: Iterable[str]) -> tuple[str, list[list[str]]]:
-    """The separator of a CSV, and its header with its first rows, read leniently. TableError for other bytes than text.
-
-    wanted: columns that are asked for. ValueError where several separators fit.
-    """
+def peek(path: str, columns: TableColumns) -> tuple[str, list[list[str]]]:
+    """The separator of a CSV, and its header with its first rows, read leniently; ValueError where several fit."""
     with open_table(path, ",", quoting=False):
         pass  # which refuses other encodings than UTF-8
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         text, whole = file.read(HEAD), not file.read(1)
-    known = {*wanted, *IMAGES}
+    known = {columns.image, columns.caption, *columns.captions, *IMAGES}
+    style: Any = csv.QUOTE_MINIMAL if columns.quoting else csv.QUOTE_NONE
     found: dict[str, list[list[str]]] = {}
-    for sign in [separator] if separator else SEPARATORS:
-        style: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    for sign in [columns.separator] if columns.separator else SEPARATORS:
         every = csv.reader(io.StringIO(text, newline=""), delimiter=sign, quoting=style)
-        records = [cells for cells in every if any(map(str.strip, cells))]
+        records = [cells for cells in every if any(map(str.strip, cells))] or [[]]
         records = records[: ROWS + 1] if whole or len(records) < 2 else records[:-1][: ROWS + 1]
-        found[sign] = [[name.strip() for name in records[0]], *records[1:]] if records else [[]]
+        found[sign] = [[name.strip() for name in records[0]], *records[1:]]
     several = [sign for sign, records in found.items() if len(records[0]) > 1]
     even = [sign for sign in several if len({len(cells) for cells in found[sign]}) == 1]
     named = [sign for sign in even or several if known & {*found[sign][0], *map(plain, found[sign][0])}]
-    fits = named or even or several or [separator or ","]
+    fits = named or even or several or [columns.separator or ","]
     if len(fits) > 1:
         signs = " or at ".join(SEPARATORS[sign] for sign in fits)
         raise ValueError(f"{path} can be split at {signs}: name the right one with --csv-separator")
@@ -128,47 +112,41 @@ def peek(path: str, separator: str | None, quoting: bool, wanted: Iterable[str])
 
 
 def choose(
-    path: str,
-    present: Sequence[str],
-    head: Sequence[Mapping[str, Any]],
-    columns: TableColumns,
-    is_image: Callable[[Any], bool],
-) -> Chosen:
-    """The columns of a table that are read: given, or recognised by their names and by `head`, its first rows.
-
-    ValueError naming the flag and the columns that there are.
-    """
+    path: str, present: Sequence[str], head: Sequence[Mapping[str, Any]], columns: TableColumns, is_image: IsImage
+) -> ChosenColumns:
+    """The columns of a table that are read: given, or recognised by their names and by `head`, its first rows."""
     flags = [(columns.image, "--csv-img-key"), (columns.caption or None, "--csv-caption-key")]
     flags += [(name, "--caption-sampling") for name in columns.captions]
     flags += [(name, "--select") for name in columns.conditions]
-    if absent := [(name, flag) for name, flag in flags if name is not None and name not in present]:
-        name, flag = absent[0]
-        known = [] if flag == "--select" else IMAGES if flag == "--csv-img-key" else CAPTIONS
-        near = get_close_matches(str(name), present, n=1) or [one for one in present if plain(one) in known]
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        if len(present) == 1 and any(sign in present[0] for sign in SEPARATORS):
-            hint = ", or give the right --csv-separator"
-        if f'"{name}"' in present:
-            hint = ", or leave out --csv-quoting none: quotation marks enclose the cells of this table"
-        has = f"its columns are {', '.join(present) or 'none'}"
-        raise ValueError(f"{path} has no column {name!r}: {has}; name the right one with {flag}{hint}")
-    label = next((name for word in LABELS for name in present if plain(name) == word), None)
+    for name, flag in flags:
+        if name is not None and name not in present:
+            usual = {"--csv-img-key": IMAGES, "--select": ()}.get(flag, CAPTIONS)
+            near = get_close_matches(name, present, n=1) or [one for one in present if plain(one) in usual]
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            if len(present) == 1 and any(sign in present[0] for sign in SEPARATORS):
+                hint = ", or give the right --csv-separator"
+            has = f"its columns are {', '.join(present) or 'none'}"
+            raise ValueError(f"{path} has no column {name!r}: {has}; name the right one with {flag}{hint}")
+    label = [name for word in LABELS for name in present if plain(name) == word][:1]
     guessed = []
     if (image := columns.image) is None:
-        shown = [name for name in present if 2 * sum(is_image(row.get(name)) for row in head) >= max(len(head), 1)]
+        filled = [name for name in present if 2 * sum(is_image(row.get(name)) for row in head) >= max(len(head), 1)]
         known = [name for name in present if plain(name) in IMAGES]
-        image = only(path, present, [name for name in known if name in shown] or shown or known, "--csv-img-key")
+        fits = [name for name in known if name in filled] or filled or known
+        image = only(path, present, fits, "--csv-img-key")
         guessed.append(f"images from column {image!r}")
     caption = columns.caption or None
     if columns.caption is None:
-        others = [name for name in present if name not in (image, label)]
+        others = [name for name in present if name not in (image, *label)]
         known = [name for name in others if plain(name) in CAPTIONS]
         texts = [name for name in others if any(is_text(row.get(name)) for row in head)]
-        fits = known or texts or ([label] if label else [])
+        fits = known or texts or label
         if fits or columns.needs_caption:
             caption = fits[0] if not columns.needs_caption else only(path, present, fits, "--csv-caption-key")
             guessed.append(f"captions from column {caption!r}")
-    return Chosen(image, caption, label, tuple(guessed))
+    record = list(dict.fromkeys((*columns.captions, *columns.conditions)))
+    plain_one = [] if caption is None else [caption]
+    return ChosenColumns(image, caption, [*plain_one, *record, *label], [*record, *map(plain, label)], guessed)
 
 
 def only(path: str, present: Sequence[str], fits: Sequence[str], flag: str) -> str:
@@ -203,77 +181,72 @@ def read_table(
     Relative paths start from `columns.image_root`, else from the table's folder or from the working directory, where no
     fewer of the first LOOKED_AT are there (as in OpenCLIP). TableProblems for all that is wrong with its rows.
     """
-    path = local_path(source.address)
+    path, root = local_path(source.address), columns.image_root
     if not is_local(source.address) or (source.kind != "parquet" and os.path.isdir(path)):
         what = "a folder" if os.path.isdir(path) else "a URL"
         raise ValueError(f"{path!r} is {what}, and a {source.kind} table is a local file: name it, or fetch it first")
     if source.kind != "parquet" and not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    folders = starts(path, columns.image_root)
-    found = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders))
+    if root is not None and not os.path.isdir(root):
+        raise FileNotFoundError(f"--image-root {root!r} is no folder: give the one that images' paths start from")
+    beside = os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))
+    folders = ["", beside] if root is None else [root]
+    damaged: dict[int, str] = {}
+    chosen, every, embedded = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders), damaged)
     rows: list[ImageRow] = []
     broken = None
     try:
-        rows.extend(found.rows)
+        rows.extend(every)
     except TableError as error:  # the rows before it are still checked
         broken = error
-    if found.chosen.guessed:
-        log.info("%s: recognised %s", os.path.basename(path), ", ".join(found.chosen.guessed))
-    if rows or not (broken or found.damaged):
+    if chosen.guessed:
+        log.info("%s: recognised %s", os.path.basename(path), ", ".join(chosen.guessed))
+    if rows or not (broken or damaged):
         rows = list(keep_selected(rows, selector, path).rows)
-    base = place_files(rows, folders)
-    lacking, share = problems_of(rows, columns, base)
+    lacking, share = problems_of(rows, columns, folders)
     problems = lacking if share > (max_bad or 0) else []
     if lacking and not problems:
         log.warning("%s: these rows are left out: %s", printable(path), "; ".join(map(printable, lacking)))
-    if found.damaged:
-        first, count = next(iter(found.damaged.values())).removeprefix(f"{path} "), len(found.damaged)
+    if damaged:
+        first, count = next(iter(damaged.values())).removeprefix(f"{path} "), len(damaged)
         what = "1 row is" if count == 1 else f"{count:,} rows are"
-        problems = [*problems, f"{what} damaged: {name_rows(found.damaged)}: {first}"]
+        problems = [*problems, f"{what} damaged: {name_rows(damaged)}: {first}"]
     if broken is not None:
         if not problems:
             raise broken
         problems = [*problems, str(broken).removeprefix(f"{path} ")]
     if problems:
-        tolerated = max_bad is not None and not found.damaged and broken is None
+        tolerated = max_bad is not None and not damaged and broken is None
         remedy = "correct the table" + (", or raise --max-bad-fraction" if tolerated else "")
         header = f"{printable(path)} ({'the header' if source.kind == 'csv' else 'the first'} is row 1)"
         if len(problems) == 1:
             raise TableError(f"{header}: {problems[0]}; {remedy}")
         raise TableProblems("\n  ".join([f"{header}:", *map(printable, problems), remedy.capitalize() + "."]))
-    return ImageRows(merged(rows, columns.captions), found.embedded())
+    return ImageRows(merged(rows, columns.captions), embedded())
 
 
-def starts(path: str, image_root: str | None) -> list[str]:
-    """The folders where relative paths of a table may start."""
-    if image_root is None:
-        return ["", os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))]
-    if not os.path.isdir(image_root):
-        raise FileNotFoundError(f"--image-root {image_root!r} is no folder: give the one that images' paths start from")
-    return [image_root]
+def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str]) -> tuple[list[str], float]:
+    """What rows lack, in words, and their share; relative paths are completed by the first folder of most files."""
 
+    def has_caption(row: ImageRow) -> bool:
+        cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
+        texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
+        return any(isinstance(text, str) and text.strip() for text in texts)
 
-def place_files(rows: Sequence[ImageRow], folders: Sequence[str]) -> str:
-    """Complete relative paths by the folder where they start, which is returned: the first if no fewer are there."""
     files = [row for row in rows if row.inside is None]
     looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
     counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
     base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
     for row in files:
         row.path = os.path.join(base, row.path) if row.path else ""
-    return os.path.abspath(base)
-
-
-def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> tuple[list[str], float]:
-    """The rows that lack something, in words, and their share. base: where relative paths start."""
     looked_for = rows[:: -(-len(rows) // LOOKED_FOR) or 1]
     missing = [row for row in looked_for if row.inside is None and not os.path.isfile(row.path)]
-    empty = [row for row in rows if columns.needs_caption and not has_caption(row, columns)]
+    empty = [row for row in rows if columns.needs_caption and not has_caption(row)]
     problems = []
     if missing:
         name = redacted(missing[0].path)
         spread = "" if len(looked_for) == len(rows) else f" that were looked for, of {len(rows):,}"
-        where = f"relative paths start from {base}; --image-root FOLDER sets another start"
+        where = f"relative paths start from {os.path.abspath(base)}; --image-root FOLDER sets another start"
         where += f". {explain_missing(missing[0].path).rstrip('.')}" if name else ""
         if "://" in name:
             where = "addresses are no files: fetch the images first, e.g. by img2dataset"
@@ -285,13 +258,6 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> t
     lost = {row.number for row in missing}
     rest = sum(row.number not in lost for row in empty)
     return problems, len(missing) / max(len(looked_for), 1) + rest / max(len(rows), 1)
-
-
-def has_caption(row: ImageRow, columns: TableColumns) -> bool:
-    """Whether any cell of a row holds a caption."""
-    cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
-    texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
-    return any(isinstance(text, str) and text.strip() for text in texts)
 
 
 def name_rows(numbers: Iterable[int]) -> str:
@@ -320,32 +286,28 @@ def both(one: Any, other: Any) -> Any:
     return list(dict.fromkeys(text for part in parts for text in part))
 
 
-def read_csv(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_csv(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """A CSV with a header; ValueError where it can be read in two ways (`prolip.data.reading.csv`)."""
-    given = [name for name in (columns.image, columns.caption, *columns.captions) if name]
-    separator, (header, *head) = peek(path, columns.separator, columns.quoting, given)
+    separator, (header, *head) = peek(path, columns)
     chosen = choose(path, header, [dict(zip(header, cells)) for cells in head], columns, is_image)
     if columns.separator is None and len(header) > 1:
-        chosen = chosen._replace(guessed=(f"the separator {separator!r}", *chosen.guessed))
-    every, record = chosen.wanted(columns)
-    damaged: dict[int, str] = {}
+        chosen.guessed.insert(0, f"the separator {separator!r}")
 
     def rows() -> Iterator[ImageRow]:
         try:
             with open_table(path, separator, columns.quoting) as table:
-                image, places = table.place(chosen.image), [table.place(name) for name in every]
+                image, places = table.place(chosen.image), [table.place(name) for name in chosen.others]
                 for cells in table.read(image, damaged):
-                    yield chosen.row(cells[image], [cells[place] for place in places], record, table.number)
+                    yield chosen.row(cells[image], [cells[place] for place in places], table.number)
         except QuotingError as error:
             remedy = "or, if quotation marks are plain text in the whole file, give --csv-quoting none"
             raise TableError(f"{error}; {remedy}") from error
 
-    return TableContent(rows(), damaged, chosen)
+    return chosen, rows(), lambda: None
 
 
-def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_jsonl(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """JSON lines: an object with a row's cells in each."""
-    damaged: dict[int, str] = {}
 
     def lines() -> Iterator[tuple[int, dict[str, Any]]]:
         with open(path, "rb") as file:
@@ -363,26 +325,24 @@ def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]
     head = [found for _, found in islice(lines(), ROWS)]
     damaged.clear()
     chosen = choose(path, list(dict.fromkeys(name for found in head for name in found)), head, columns, is_image)
-    every, record = chosen.wanted(columns)
-    cells = ((found.get(chosen.image), [found.get(name) for name in every], number) for number, found in lines())
-    return TableContent((chosen.row(path, values, record, n) for path, values, n in cells), damaged, chosen)
+    rows = (chosen.row(row.get(chosen.image), [row.get(name) for name in chosen.others], n) for n, row in lines())
+    return chosen, rows, lambda: None
 
 
-def read_parquet(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> TableContent:
+def read_parquet(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
     """Parquet tables: a file, or those of a folder or a wildcard."""
     from prolip.data.reading.parquet import ParquetTable  # late: pyarrow takes a moment
 
     table = ParquetTable(path, ROWS)
     chosen = choose(path, table.columns, table.head, columns, is_image)
-    every, record = chosen.wanted(columns)
 
     def rows() -> Iterator[ImageRow]:
-        for file, number, inside, (image, *values) in table.read(chosen.image, every):
-            row = chosen.row(image if inside is None else f"{file}#{number}", values, record, number)
+        for file, number, inside, (image, *values) in table.read(chosen.image, chosen.others):
+            row = chosen.row(image if inside is None else f"{file}#{number}", values, number)
             row.inside = inside
             yield row
 
-    return TableContent(rows(), {}, chosen, lambda: table.embedded)
+    return chosen, rows(), lambda: table.embedded
 
 
 READERS = {"csv": read_csv, "jsonl": read_jsonl, "parquet": read_parquet}

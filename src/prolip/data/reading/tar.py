@@ -1,45 +1,40 @@
-"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with every loss reported."""
+"""The strict reader of webdataset shards, every loss reported; `survey` says why one holds no usable sample."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.remote import ReadPolicy
-from prolip.data.reading.stream import CheckedStream, Entry, ResumingStream, Stream, open_stream, read_up_to
-from prolip.data.samples import Raw, has_image, image_bytes, suffixes_of
+from prolip.data.reading.stream import CheckedStream, Entry, Note, ResumingStream, open_stream, read_up_to
+from prolip.data.samples import IMAGE_SUFFIXES, Raw, has_image, image_bytes, suffixes_of, why_no_image
 from prolip.data.split import Split
 from prolip.utils.messages import HEAD, appearance
 
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import ShardIndex
 
-Note = Callable[[SampleFault], None]
-#: Key of the fault in a sample that is passed over.
-FAULT = "__fault__"
-#: Bytes that tarfile asks its stream for at once.
-CHUNK = 2**16
+FAULT = "__fault__"  # key of the fault in a sample that is skipped
+CHUNK = 2**16  # bytes that tarfile asks its stream for at once
 #: Bytes of all members of a sample, and of the headers that hold long names (a path has at most 4,096).
 SAMPLE_BYTES, HEADER_BYTES = 2**26, 2**14
-#: Names that global headers may set for all members.
-GLOBALS = 100
+GLOBALS = 100  # names that global headers may set for all members
 #: Factor by which compressed shards may expand, and the bytes from which it counts: images hardly shrink.
 EXPANSION, EXPANSION_FROM = 100, 2**28
-
-
-class Oversized(NamedTuple):
-    """In place of the bytes of a member that has too many of them."""
-
-    size: int
+#: Shards and samples of each that are tried before all count as unusable, members whose names are read, and shown.
+SHARDS, SAMPLES, MEMBERS, NAMED = 20, 8, 200, 4
+WANTED = f"KEY.jpg ({', '.join(IMAGE_SUFFIXES[1:])}) beside KEY.txt or KEY.json"
 
 
 #: First bytes of compressed archives, and their readers, which check checksums.
@@ -52,14 +47,12 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes can be seen before they are read. given: how many were read; packed: the source of a
-    decompressor, and ReadError where its output grows beyond EXPANSION.
-    """
+    """A stream whose first bytes can be seen before they are read; ReadError where unpacking exceeds EXPANSION."""
 
-    stream: Stream
-    packed: Peeked | None = None
+    stream: Any
+    packed: Peeked | None = None  # the source of a decompressor
     head: bytes = b""
-    given: int = 0
+    given: int = 0  # bytes that were read
 
     def peek(self, count: int) -> bytes:
         """The next `count` bytes, or fewer at the end; they stay."""
@@ -76,10 +69,7 @@ class Peeked:
 
 
 class StrictHeader(tarfile.TarInfo):
-    """A tar header that must be whole, or a block of zeros: tarfile takes any damage for the end of the archive.
-
-    Headers with data of their own are bounded: tarfile holds them whole.
-    """
+    """A tar header that must be whole, or a block of zeros: tarfile takes any damage for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -89,7 +79,8 @@ class StrictHeader(tarfile.TarInfo):
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise
             raise tarfile.ReadError(f"no header where one should be ({error})") from error
-        if header.size < 0 or (header.type in WITH_DATA and header.size > HEADER_BYTES):
+        # GNU's long names and links, pax headers, Solaris': tarfile holds their data whole
+        if header.size < 0 or (header.type in (b"L", b"K", b"x", b"g", b"X") and header.size > HEADER_BYTES):
             raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
         return header
 
@@ -100,15 +91,9 @@ class StrictHeader(tarfile.TarInfo):
     _proc_gnusparse_10 = _proc_sparse
 
 
-WITH_DATA = (b"L", b"K", b"x", b"g", b"X")  # GNU's long names and links, pax headers, Solaris'
-
-
 @contextmanager
-def open_archive(stream: Stream) -> Iterator[Any]:
-    """The archive in a stream, a TarFile; ReadError naming the format where it does not begin as one.
-
-    It is unpacked here, because tarfile checks no checksum and misses a cut after the archive's last byte.
-    """
+def open_archive(stream: Any) -> Iterator[Any]:
+    """The archive in a stream, unpacked here: tarfile checks no checksum and misses a cut after its last byte."""
     source = Peeked(stream)
     head = source.peek(HEAD)
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
@@ -128,11 +113,8 @@ def open_archive(stream: Stream) -> Iterator[Any]:
         yield archive
 
 
-def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
-    """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
-
-    Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
-    """
+def read_members(stream: Any) -> Iterator[tuple[str, bytes | int | None]]:
+    """Name and bytes of members but folders and `__*`; the size above SAMPLE_BYTES, None for links and devices."""
     with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
@@ -141,7 +123,7 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
                 if member.isreg() and member.size > SAMPLE_BYTES:
-                    yield name, Oversized(member.size)
+                    yield name, member.size
                 else:
                     yield name, archive.extractfile(member).read() if member.isreg() else None
             # to the next header, in bounded steps: this one may claim any size
@@ -160,12 +142,12 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
+def grouped(members: Iterator[tuple[str, bytes | int | None]], url: str, note: Note) -> Iterator[Raw]:
     """Whole samples: members in a row with one key, as webdataset groups them. Errors of `members` pass through.
 
     Faults given to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than
-    SAMPLE_BYTES, and "duplicate key", whose key came before in the shard, are passed over; "half sample", the last
-    one of a broken shard; "skipped member", a link, or a file whose name is not key.suffix.
+    SAMPLE_BYTES, and "duplicate key", whose key came before in the shard, are skipped; "half sample", the last one of a
+    broken shard; "skipped member", a link, or a file whose name is not key.suffix.
     """
     seen: set[int] = set()
     held = 0
@@ -193,13 +175,13 @@ def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, n
                 if is_good():
                     yield sample
                 sample, held = {"__key__": key, "__url__": url}, 0
-            held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+            size, suffix = content if isinstance(content, int) else len(content), suffix.lower()
+            held += size + tarfile.BLOCKSIZE
             if held > SAMPLE_BYTES:
-                whole = f"{key} has {held} bytes in all"
-                what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else whole
+                what = f"{name} has {size} bytes" if isinstance(content, int) else f"{key} has {held} bytes in all"
                 fault = SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
                 sample = {"__key__": key, "__url__": url, FAULT: fault}
-            elif (suffix := suffix.lower()) in sample:
+            elif suffix in sample:
                 note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
             else:
                 sample[suffix] = content
@@ -217,21 +199,20 @@ def read_shard(
     on_fault: Note | None = None,
     policy: ReadPolicy | None = None,
     entry: Entry | None = None,
-    stream: CheckedStream | None = None,
+    stream: ResumingStream | None = None,
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
-    on_fault: takes faults that do not end the shard (see `grouped`; "resumed read" of a connection); without it the
-    first duplicate is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its
-    end (see `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
+    on_fault: takes faults that do not end the shard (see `grouped`; "resumed read"); without it the first that costs a
+    sample is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its end (see
+    `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
     """
-    source = stream or open_stream(url, policy, on_fault)
-    if entry is not None and isinstance(source, ResumingStream):
-        source = CheckedStream(source, entry)
+    if stream is None:
+        opened = (url, policy, on_fault)
+        stream = ResumingStream(*opened) if entry is None else CheckedStream(*opened, entry)
     images = 0
     try:
-        members = read_members(source)
-        for sample in grouped(members, url, on_fault or strict_note):
+        for sample in grouped(read_members(stream), url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
     except SampleFault:
@@ -239,7 +220,7 @@ def read_shard(
     except Exception as error:  # tarfile, zlib, lzma and bz2 have their own exceptions
         raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
     finally:
-        source.close()
+        stream.close()
     if entry is not None and images != entry.samples:
         raise ShardFault("index mismatch", f"the shard has {images} samples, the index says {entry.samples}")
 
@@ -252,15 +233,12 @@ def strict_note(fault: SampleFault) -> None:
 
 @dataclass(frozen=True)
 class ShardReader:
-    """`read_shard` with a run's settings.
-
-    addresses: canonical addresses, without secrets, -> those to read; split: the side of a held-out share to give.
-    """
+    """`read_shard` with a run's settings."""
 
     policy: ReadPolicy = ReadPolicy()
     index: ShardIndex | None = None
-    addresses: Mapping[str, str] | None = None
-    split: Split | None = None
+    addresses: Mapping[str, str] | None = None  # canonical addresses, without secrets, -> those to read
+    split: Split | None = None  # the side of a held-out share to give
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         """Raw samples of one shard; ShardFault as `read_shard`, and where the index lacks it."""
@@ -272,3 +250,55 @@ class ShardReader:
         every = read_shard(url, on_fault, self.policy, entry)
         split = self.split
         return every if split is None else (raw for raw in every if not has_image(raw) or split.takes(image_bytes(raw)))
+
+
+def survey(urls: Sequence[str], policy: ReadPolicy | None = None, wanted: str = WANTED) -> str:
+    """A sentence on the first shard: its members or its format, why that is no sample, and what is wanted."""
+    if not urls:
+        return "there is no shard"
+    url, names = urls[0], []
+    try:
+        with closing(open_stream(url, policy)) as stream, open_archive(stream) as archive:
+            for member in islice(iter(archive.next, None), MEMBERS):
+                names += [] if member.isdir() else [printable(member.name.removeprefix("./"))]
+                archive.members.clear()
+    except Exception as error:  # every file system and every compression has its own
+        return f"{url} cannot be read: {error.message if isinstance(error, SampleFault) else error}"
+    if not names:
+        return f"{url} holds no file; wanted: {wanted}"
+    suffixes: dict[str, dict[str, None]] = {}
+    for name in names:
+        key, suffix = base_plus_ext(name)
+        if key is not None and not key.endswith("/") and not name.startswith("__"):
+            suffixes.setdefault(key, {})[suffix.lower()] = None
+    why = "its images have no text beside them, of the same key, folder included"
+    if not suffixes:
+        why = f"{names[0]!r} is not named KEY.SUFFIX"
+    elif not any(map(has_image, suffixes.values())):
+        every = list(dict.fromkeys(suffix for found in suffixes.values() for suffix in found))
+        why = why_no_image(every, os.path.basename(next(iter(suffixes))))
+    more = ", ..." if len(names) > NAMED else ""
+    return f"{url} begins with {', '.join(names[:NAMED])}{more}: {why}; wanted: {wanted}"
+
+
+def refuse_unusable(
+    urls: Sequence[str], use: Callable[[Raw], Any], policy: ReadPolicy | None = None, wanted: str = WANTED
+) -> None:
+    """ValueError where none of the first samples can be used (`use` raises SampleFault), shard by shard."""
+    first = ""
+    for url in urls[:SHARDS]:
+        try:
+            for raw in islice(read_shard(url, lambda fault: None, policy), SAMPLES):
+                try:
+                    use(raw)
+                    return
+                except SampleFault as fault:
+                    lacking = not has_image(raw) or len(suffixes_of(raw)) == 1  # other members may show the cause
+                    described = f"sample {raw['__key__']!r} of {url}: {fault}"
+                    first = first or (survey([url], policy, wanted) if lacking else described)
+        except ShardFault as fault:
+            first = first or f"{url}: {fault}"
+    if not first and len(urls) <= SHARDS:
+        first = survey(urls, policy, wanted)
+    if first:
+        raise ValueError(f"none of the first samples can be used: {first}")

@@ -1,6 +1,5 @@
 """Shards without a usable sample: the line says what was found, why it is none, and what to do."""
 
-import bz2
 import gzip
 import io
 import json
@@ -12,9 +11,8 @@ from tiny_loaders import build
 from tiny_tars import png, write_tar
 
 from prolip.cli.main import main
-from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
-from prolip.data.reading.diagnose import refuse_unusable, survey
-from prolip.data.reading.tar import read_shard
+from prolip.data.faults import SampleFault, TooManyBadSamples
+from prolip.data.reading.tar import read_shard, survey
 from prolip.data.samples import image_bytes
 
 
@@ -39,11 +37,7 @@ RECORD = {"id": 7, "ok": True, "tags": [], "box": {"x": 1}, "alt_text": "a red s
 MISTAKES = {
     "dots in names": (pairs("v2.001.jpg", "v2.001.txt"), "the key ends at the first dot .*_v2_001.jpg"),
     "folders alone": (archive([("d", None)]), "holds no file; wanted: KEY.jpg"),
-    "empty": (bytes(10240), "holds no file"),
     "keys apart": (archive([("images/a.jpg", png()), ("texts/a.txt", b"a")]), "no text beside them, of the same key"),
-    "macOS": (archive([("._1.jpg", b"x"), ("d/._1.txt", b"x")]), "'._1.jpg' is not named KEY.SUFFIX"),
-    "unknown suffix": (pairs("heic", "txt"), "no image is known by the suffix 'heic'"),
-    "texts alone": (archive([("a.txt", b"a"), ("a.json", b"{}")]), "texts or labels alone"),
     "images alone": (archive([("a.jpg", png())]), "its images have no text"),
     "no suffix": (archive([("img0", png())]), "is not named KEY.SUFFIX"),
     "fields": (pairs("jpg", "json", json.dumps(RECORD).encode()), "fields are id, ok, .*--caption-sampling alt_text"),
@@ -52,10 +46,7 @@ MISTAKES = {
     "misnamed text": (pairs("jpg", "caption"), "write 'caption' as txt"),
     "HTML": (PAGE, "it is no tar archive but an HTML page .*fetch it again"),
     "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha", "Git LFS .*git lfs pull"),
-    "image": (png(), "a PNG image"),
-    "nothing": (b"", "an empty file"),
     "packed HTML": (gzip.compress(PAGE), "gzip-compressed data with an HTML page"),
-    "packed JSON": (bz2.compress(b'{"error": "denied"}'), "bzip2-compressed data with JSON"),
     "noise": (b"\xcd\x07" + random.Random(0).randbytes(2000), r"bytes of no known format \(cd 07"),
 }
 
@@ -66,28 +57,22 @@ def test_a_shard_without_a_usable_sample_is_reported_for_what_it_is(tmp_path, mi
     path = tmp_path / "0.tar"
     path.write_bytes(data)
     refusal = f"^--train-data: none of the first samples can be used: .*{path}.*{words}"
-    for settings in ({}, {"train_num_samples": 8}):
-        with pytest.raises(ValueError, match=refusal) as refused:
-            build(path, **settings)
-        assert "\n" not in str(refused.value) and len(str(refused.value)) < 900
+    with pytest.raises(ValueError, match=refusal) as refused:
+        build(path, train_num_samples=8)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 900
     good = write_tar(tmp_path / "good.tar", [(f"s{i}", {"png": png(i), "txt": b"a"}) for i in range(8)])
     build(f"{path}::{good}", train_num_samples=8)  # the run's limits decide
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_shards_with_samples_are_taken_whatever_else_they_hold(tmp_path, seed):
-    rng = random.Random(seed)
-    members = [("README.md", b"x"), ("d", None), ("._s.jpg", b"x"), ("bare", b"x"), ("lone.jpg", png())]
-    members, folder = rng.sample(members, rng.randint(0, len(members))), rng.choice(["", "a.b/", "x/y/"])
-    for i in range(8):
-        members += [(f"{folder}s{i}.{rng.choice(['JPG', 'Png', 'webp'])}", png(i)), (f"{folder}s{i}.TXT", b"a")]
-    (tmp_path / "0.tar").write_bytes(archive(members))
-    assert build(tmp_path / "0.tar").num_batches >= 2
-
-
-def test_where_any_loss_is_tolerated_the_first_samples_decide_nothing(tmp_path):
-    (tmp_path / "0.tar").write_bytes(archive([("a.txt", b"a")]))
-    assert build(tmp_path / "0.tar", train_num_samples=8, max_bad_fraction=1.0).num_batches > 0
+def test_shards_with_samples_are_taken_whatever_else_they_hold(tmp_path):
+    for seed in range(6):
+        rng = random.Random(seed)
+        members = [("README.md", b"x"), ("d", None), ("._s.jpg", b"x"), ("bare", b"x"), ("lone.jpg", png())]
+        members, folder = rng.sample(members, rng.randint(0, len(members))), rng.choice(["", "a.b/", "x/y/"])
+        for i in range(8):
+            members += [(f"{folder}s{i}.{rng.choice(['JPG', 'Png', 'webp'])}", png(i)), (f"{folder}s{i}.TXT", b"a")]
+        (tmp_path / "0.tar").write_bytes(archive(members))
+        assert build(tmp_path / "0.tar").num_batches >= 2
 
 
 def test_shards_that_are_not_opened_beforehand_are_reported_by_the_stream(tmp_path):
@@ -95,27 +80,8 @@ def test_shards_that_are_not_opened_beforehand_are_reported_by_the_stream(tmp_pa
     loader = build(f"pipe:cat {tmp_path}/0.tar", train_num_samples=8)
     with pytest.raises(TooManyBadSamples, match=r"found no sample in 10 passes .*0.tar holds no file"):
         next(iter(loader))
-
-
-def test_a_repeated_fault_is_an_example_once():
-    counter = FaultCounter()
-    for _ in range(9):
-        counter.lose_sample(SampleFault("missing image", "members: b.jpg"), "a", "0.tar")
-    assert counter.examples == ["sample 'a' of 0.tar: missing image: members: b.jpg"]
-
-
-def test_only_so_many_shards_are_opened_before_all_count_as_unusable(tmp_path, monkeypatch):
-    monkeypatch.setattr("prolip.data.reading.diagnose.SHARDS", 3)
-    opened = []
-
-    def refuse(raw):
-        opened.append(raw["__url__"])
-        raise SampleFault("missing text", "none")
-
-    urls = [write_tar(tmp_path / f"{i}.tar", [("a", {"jpg": png(), "json": b"{}"})]) for i in range(9)]
-    with pytest.raises(ValueError, match="sample 'a' of .*0.tar: missing text: none"):
-        refuse_unusable(urls, refuse)
-    assert opened == urls[:3]
+    (tmp_path / "0.tar").write_bytes(archive([("a.txt", b"a")]))  # with any loss tolerated the first decide nothing
+    assert build(tmp_path / "0.tar", train_num_samples=8, max_bad_fraction=1.0).num_batches > 0
 
 
 def test_an_index_and_a_sample_say_why_there_is_no_image(tmp_path, capsys):
@@ -141,10 +107,3 @@ def test_rows_without_a_caption_name_the_fields_and_flags(tmp_path):
     with pytest.raises(ValueError, match=r"^--train-data: none of the 4 .* n, caption: --caption-sampling caption$"):
         build(tmp_path)
     assert build(tmp_path, caption_sampling="caption").num_batches == 1
-    table = tmp_path / "d.csv"
-    table.write_text("image\tcaption\n" + "".join(f"{i}.png\ta cat\n" for i in range(4)))
-    with pytest.raises(ValueError, match=r"^--train-data: .*csv-img-key \(did you mean 'image'\?\)"):
-        build(table, csv_img_key="filepath")
-    with pytest.raises(ValueError, match=r"^--train-data: .*--csv-caption-key \(did you mean 'caption'\?\)"):
-        build(table, csv_caption_key="title")
-    assert build(table).num_batches == build(table, csv_img_key="image", csv_caption_key="caption").num_batches == 1

@@ -39,15 +39,12 @@ def test_a_folder_gives_class_names_or_the_text_beside_the_image(tmp_path):
     assert len(read_folder(str(tmp_path), Selector.parse("keywords=ice"))) == 1
 
 
-def test_folders_without_images_are_refused(tmp_path):
+def test_folders_without_images_are_refused_and_hidden_names_are_none(tmp_path):
     (tmp_path / "notes.md").touch()
     with pytest.raises(ValueError, match=r"holds no image \(jpg, .*; it holds notes.md"):
         read_folder(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="image folder .* is missing"):
         read_folder(str(tmp_path / "none"))
-
-
-def test_hidden_files_and_folders_are_no_images(tmp_path):
     write(tmp_path, "cat/1.png", "cat/._1.png", ".cache/2.png", "cat/.thumbs/3.png")
     assert found(tmp_path) == ["cat/1.png"]
 
@@ -62,31 +59,27 @@ def test_links_are_followed_inside_the_folder_unless_they_lead_back(tmp_path):
         assert found(place) == ["cat/1.png", "cat/3.png", "dog/2.png"]
 
 
-@pytest.mark.parametrize("link", ["1.png", "1.txt", "1.json", "more"])
-def test_links_that_leave_the_folder_are_refused_by_name(tmp_path, link):
-    write(tmp_path, "root/cat/1.png", "out/2.png")
-    target = tmp_path / "out" if link == "more" else tmp_path / "secret"
-    target.is_dir() or target.write_text("{}")
-    place = tmp_path / "root" / "cat" / link
-    place.unlink(missing_ok=True), place.symlink_to(target)
-    with pytest.raises(ValueError, match=f"{place} is a link to {target}, outside {tmp_path}/root.*copy the file"):
-        read_folder(str(tmp_path / "root"))
+def test_links_that_leave_the_folder_are_refused_by_name(tmp_path):
+    write(tmp_path, "root/cat/1.png", "root/cat/2.png", "out/2.png", "secret")
+    for link in ("1.txt", "1.json", "2.png", "more"):
+        target, place = tmp_path / ("out" if link == "more" else "secret"), tmp_path / "root" / "cat" / link
+        place.unlink(missing_ok=True), place.symlink_to(target)
+        with pytest.raises(ValueError, match=f"{place} is a link to {target}, outside {tmp_path}/root.*copy the file"):
+            read_folder(str(tmp_path / "root"))
+        place.unlink()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("1.txt", b"\xff\xfe", "1.txt is no UTF-8"),
+def test_texts_beside_images_that_cannot_be_read_are_named(tmp_path):
+    write(tmp_path, "1.png")
+    for name, content, message in (
         ("1.json", b"\xe4", "1.json is no JSON object: .*utf-8"),
         ("1.json", b"[" * 100_000, "1.json is no JSON object: it is nested too deeply"),
         ("1.json", b"[1]", "1.json is no JSON object: a list, wanted an object"),
-    ],
-)
-def test_texts_beside_images_that_cannot_be_read_are_named(tmp_path, name, content, message):
-    write(tmp_path, "1.png")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_folder(str(tmp_path))
+        ("1.txt", b"\xff\xfe", "1.txt is no UTF-8: .*; repair or remove it"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            read_folder(str(tmp_path))
 
 
 def test_file_names_that_are_no_utf_8_make_keys_that_can_be_written(tmp_path):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
-from braceexpand import braceexpand
 from tiny_tars import png
 
 from prolip.data.reading.named import KINDS, NamedSource, parse_source, without_word
-from prolip.data.reading.stream import check_address, count_texts, expand_braces
+from prolip.data.reading.stream import check_address, expand_braces
 from prolip.utils.secrecy import redacted
 
 
@@ -20,13 +18,13 @@ def make(root, *names):
         (root / name).write_bytes(png(1) if name.endswith(".png") else b"1\n")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_word_names_its_kind_whatever_the_address_looks_like(kind):
-    assert parse_source(f"{kind}:a.csv,b::c") == NamedSource(kind, "a.csv,b::c")
-    assert str(parse_source(f"{kind}:a")) == f"{kind}:a" and KINDS[kind].startswith(f"{kind}:")
-    assert without_word(f"{kind}:pipe:cat a") == "pipe:cat a" and without_word("pipe:cat a") == "pipe:cat a"
-    with pytest.raises(ValueError, match=rf"--train-data '{kind}:' has no address: write {kind}:"):
-        parse_source(f"{kind}:", "--train-data")
+def test_every_word_names_its_kind_whatever_the_address_looks_like():
+    for kind, form in KINDS.items():
+        assert parse_source(f"{kind}:a.csv,b::c") == NamedSource(kind, "a.csv,b::c")
+        assert str(parse_source(f"{kind}:a")) == f"{kind}:a" and form.startswith(f"{kind}:")
+        assert without_word(f"{kind}:pipe:cat a") == "pipe:cat a" == without_word("pipe:cat a")
+        with pytest.raises(ValueError, match=rf"--train-data '{kind}:' has no address: write {kind}:"):
+            parse_source(f"{kind}:", "--train-data")
 
 
 def test_bare_addresses_are_recognised_by_their_form():
@@ -46,8 +44,7 @@ def test_bare_addresses_are_recognised_by_their_form():
         (["0.tar", "nshards.txt"], "wds"),
         (["1.png", "1.txt"], "images"),
         (["train-0.parquet"], "parquet"),
-        (["classnames.txt", "cat/1.png"], "images"),
-        (["test/1.png"], "images"),
+        (["classnames.txt", "test/1.png"], "images"),
     ],
 )
 def test_folders_are_recognised_by_their_content(tmp_path, files, kind):
@@ -85,20 +82,17 @@ OTHERS += ["github://o:n@main/a", "s3a://b/a", " http://h/a", "simplecache::s3:/
 OTHERS += ["http:/h/a", "s3://b/a::file:///etc/passwd", "file:x::ftp://h", "./a://b", "s3:b", "file::ftp:x://y"]
 
 
-@pytest.mark.parametrize("address", OPENED)
-def test_paths_and_urls_of_the_known_schemes_are_opened_anywhere(address):
-    assert check_address(address) == check_address(address, pipes=True) == address
-
-
-@pytest.mark.parametrize("address", [*RUN, "hf-hub:org/name", "local-dir:runs/a", *OTHERS])
-def test_every_other_address_is_refused_by_name_with_the_allowed_ones(address):
-    with pytest.raises(ValueError, match="give a path .* or a URL of file, http, https, s3, gs or hf") as refusal:
-        check_address(address)
-    why = "commands are run for training shards" if address in RUN else "" if address in OTHERS else "for models alone"
-    assert repr(redacted(address)) in str(refusal.value) and why in str(refusal.value)
-    if address[:5] != "pipe:":
-        with pytest.raises(ValueError, match="s3, gs or hf, or a pipe: command$"):
-            check_address(address, pipes=True)
+def test_paths_and_urls_of_the_known_schemes_are_opened_anywhere_and_no_other_address():
+    for address in OPENED:
+        assert check_address(address) == check_address(address, pipes=True) == address
+    said = dict.fromkeys(RUN, "commands are run for training shards") | dict.fromkeys(OTHERS, "")
+    for address, why in {**said, "hf-hub:org/name": "for models alone", "local-dir:runs/a": "for models alone"}.items():
+        with pytest.raises(ValueError, match="give a path .* or a URL of file, http, https, s3, gs or hf$") as refusal:
+            check_address(address)
+        assert repr(redacted(address)) in str(refusal.value) and why in str(refusal.value)
+        if address[:5] != "pipe:":
+            with pytest.raises(ValueError, match="s3, gs or hf, or a pipe: command$"):
+                check_address(address, pipes=True)
 
 
 def test_a_refusal_shows_no_secret():
@@ -106,41 +100,22 @@ def test_a_refusal_shows_no_secret():
         with pytest.raises(ValueError, match="is not opened") as refusal:
             check_address(address)
         assert "SECRET" not in str(refusal.value)
-    with pytest.raises(ValueError, match="stands for") as refusal:
+    with pytest.raises(ValueError, match=r"stands for .*") as refusal:
         expand_braces("https://user:SECRET@host/{0..99999999}.tar?sig=SECRET")
     assert "SECRET" not in str(refusal.value) and "{0..99999999}" in str(refusal.value)
-
-
-def test_braces_are_counted_before_they_are_expanded():
-    parts = ["{", "}", ",", "..", "1", "03", "-2", "a", "d", "\\", "{0..3}", "{a,b}", "{1..9..3}", "{z..a..5}"]
-    draw, balanced = random.Random(0), 0
-    for _ in range(3000):
-        pattern = "".join(draw.choices(parts, k=draw.randint(1, 8)))
-        try:
-            count = count_texts(pattern)
-        except ValueError:
-            with pytest.raises(ValueError, match="not balanced"):
-                expand_braces(pattern)
-            continue
-        balanced += 1
-        assert count >= len(list(braceexpand(pattern))), pattern
-    assert balanced > 700
-    assert count_texts("{a,b}{0..9}{1..9..3}") == 60 and expand_braces("{a,b}{0..1}") == ["a0", "a1", "b0", "b1"]
 
 
 @pytest.mark.parametrize(
     "pattern, said",
     [
+        ("{0..2499}{a,b}{1..9..4}{c,d,e,f}{x,y}\\{{0..999}.tar", "120,000,000"),
         ("{0..99999999}.tar", "100,000,000 addresses, at most 10,000,000"),
-        ("{00..99}" * 4, "100,000,000"),
         ("{0..3,{1..99999999999}}", "199,999,999,998"),
         ("{a,b}" * 60, r"more than 10\^15"),
-        ("{0..9}" * 50_000, "more than"),
         ("{" + "0" * 100_000 + "..9}", "more than"),
         ("{0..9999999}" + "x" * 2000, "stands for 10,000,000 addresses"),
         ("{" * 100_000, "more than 50 deep"),
         ("}{" * 1000, "not balanced"),
-        ("{1,{2}", "not balanced"),
     ],
 )
 def test_a_typing_error_in_braces_takes_no_memory(pattern, said):
