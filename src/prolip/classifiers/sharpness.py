@@ -28,30 +28,26 @@ class Sharpness(NamedTuple):
     centre: float = 0.0
     spread: float = 1.0
 
-    def standard(self, uncertainty: np.ndarray) -> np.ndarray:
-        """u, (N,) -> (N,)."""
-        return (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
-
     def logits(self, parts: Sequence[np.ndarray], uncertainty: np.ndarray) -> np.ndarray:
         """K kinds of logits (N, C) and uncertainties (N,) -> (N, C), whose softmax holds."""
         whole = sum(w * np.asarray(part, np.float64) for w, part in zip(self.weights, parts))
-        return np.exp(-self.slope * self.standard(uncertainty))[:, None] * whole if self.slope else whole
+        u = (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
+        return np.exp(-self.slope * u)[:, None] * whole if self.slope else whole
 
 
 def fit_sharpness(
     parts: Sequence[np.ndarray], labels: np.ndarray, uncertainty: np.ndarray, loose: Sequence[float] | None = None
 ) -> Sharpness:
-    """Of K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
+    """Fit to K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
 
-    loose: the deviations of the log weights before anything was seen, 1 unless given. Where all are equally uncertain
-    the slope is 0.
+    loose: the prior deviations of the log weights, default 1. Where all are equally uncertain the slope is 0.
     """
     deviation = np.append(np.ones(len(parts)) if loose is None else np.asarray(loose, np.float64), 1.0)
     uncertainty = np.asarray(uncertainty, np.float64)
-    spread = float(uncertainty.std())
+    centre, spread = float(uncertainty.mean()), float(uncertainty.std())
     varies = spread > 1e-6 * max(1.0, float(np.abs(uncertainty).max()))
-    own = Sharpness(np.ones(len(parts)), 0.0, float(uncertainty.mean()), spread if varies else 1.0)
-    u = own.standard(uncertainty) if varies else np.zeros(len(labels))
+    spread = spread if varies else 1.0
+    u = (uncertainty - centre) / spread if varies else np.zeros(len(labels))
     stacked, rows = np.stack([np.asarray(part, np.float64) for part in parts]), np.arange(len(labels))
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -67,4 +63,4 @@ def fit_sharpness(
 
     bounds = [(-20.0, 20.0)] * len(parts) + [(0.0, 20.0 if varies else 0.0)]
     found = minimize(loss, np.zeros(len(parts) + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
-    return own._replace(weights=np.exp(found[:-1]), slope=float(found[-1]))
+    return Sharpness(np.exp(found[:-1]), float(found[-1]), centre, spread)

@@ -43,19 +43,15 @@ PARTS = ("base", "novel")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out.
-
-    statistics: the metrics as functions of the queries, for intervals of differences; study: how well uncertainty
-    predicts errors, where it was asked for; queries: values by name, as `tasks.base.Scored`. These are not written.
-    """
+    """The metrics of one task; what is not compared is not written either."""
 
     key: str
     metrics: dict[str, float]
-    main_metric: str
-    info: dict[str, Any] = field(default_factory=dict)
+    main_metric: str  # one of their names
+    info: dict[str, Any] = field(default_factory=dict)  # JSON values: what was run and what was left out
     statistics: dict[str, Statistic] = field(default_factory=dict, compare=False, repr=False)
-    study: Study | None = field(default=None, compare=False, repr=False)
-    queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    study: Study | None = field(default=None, compare=False, repr=False)  # where it was asked for
+    queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # as `tasks.base.Scored`
 
     @property
     def value(self) -> float:
@@ -69,12 +65,7 @@ class TaskResult:
 
 
 def compute_features(
-    dataset: Dataset,
-    embedder: Embedder,
-    store: FeatureStore | None = None,
-    *,
-    prompts: Prompts = EVERY,
-    **options: Any,
+    dataset: Dataset, embedder: Embedder, store: FeatureStore | None = None, *, prompts: Prompts = EVERY, **options: Any
 ) -> Features:
     """Embed images and texts of a data set, or read them from the store.
 
@@ -196,15 +187,25 @@ def evaluate_all(
     results, drawn = list[TaskResult](), set[str]()
     shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
     for found in features:
-        categories = categories_of(found, instances)
+        categories, card = categories_of(found, instances), found.model
         for similarity in similarities:
             result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
                 assert found.owners is not None
-                scores = pair_scores(found, found.model.scored_by(similarity))
-                matches = coco.plausible(scores, categories, found.owners)
+                matches = coco.plausible(pair_scores(found, card.scored_by(similarity)), categories, found.owners)
                 result.metrics.update({name: value for name, value in matches.items() if "/PMRP" in name})
-            results.append(with_uncertainty(result, found, plots, drawn) if result.study else result)
+            if result.study is not None:
+                result.metrics.update(result.study.metrics())
+                result.info.update({"too_large_for": list(lost)} if (lost := result.study.too_large_for) else {})
+            if result.study is not None and plots:
+                from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
+                model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
+                name = slug(f"{result.key}-{model}-{result.info['similarity']}")
+                name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
+                drawn.add(name)
+                write_plots(result.study, result.key, Path(plots) / name)
+            results.append(result)
         if draws:
             compare_results(results, draws)
         add_harmonic_means(results, draws)
@@ -227,26 +228,6 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
         return None
 
 
-def with_uncertainty(result: TaskResult, features: Features, plots: str | Path | None, drawn: set[str]) -> TaskResult:
-    """The result with the metrics of its study, and its plots where there is a folder for them.
-
-    drawn: names of plots that other results of this command have, which are not overwritten.
-    """
-    study, similarity = result.study, result.info["similarity"]
-    assert study is not None
-    if plots:
-        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
-
-        card = features.model
-        model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
-        name = slug(f"{result.key}-{model}-{similarity}")
-        name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
-        drawn.add(name)
-        write_plots(study, result.key, Path(plots) / name)
-    info = result.info | ({"too_large_for": list(study.too_large_for)} if study.too_large_for else {})
-    return replace(result, metrics=result.metrics | study.metrics(), info=info)
-
-
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:
     """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
 
@@ -255,15 +236,12 @@ def compare_results(results: Sequence[TaskResult], draws: int) -> None:
     first: dict[tuple[str, str], TaskResult] = {}
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
-        both = base.statistics.keys() & result.statistics.keys()
-        if base is result or "difference" in result.info:
+        both = [(one, result.statistics[name]) for name, one in base.statistics.items() if name in result.statistics]
+        if base is result or "difference" in result.info or not all(one.same_queries(other) for one, other in both):
             continue
-        if all(base.statistics[name].same_queries(result.statistics[name]) for name in both):
-            found = bootstrap.paired(base.statistics, result.statistics, draws)
-            result.info["difference"] = {
-                "to": {"model": base.info["model"]["name"], "similarity": base.info["similarity"]},
-                "metrics": {name: list(interval) for name, interval in found.items()},
-            }
+        found = bootstrap.paired(base.statistics, result.statistics, draws)
+        to = {"model": base.info["model"]["name"], "similarity": base.info["similarity"]}
+        result.info["difference"] = {"to": to, "metrics": {name: list(interval) for name, interval in found.items()}}
 
 
 def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]]:

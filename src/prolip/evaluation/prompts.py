@@ -1,9 +1,7 @@
 """Prompts of a data set's classes that images choose or weigh, and what they may be used on.
 
-PCME++'s best top-K prompts of each class (Chun 2024, C.6) are chosen on the very images that are scored, as the paper
-says, and so are the weights of ProLIP's released BPRW: of two rules that differ by chance alone the one that suits
-these images then wins. Here one half of the images chooses for the other: no image is scored by a choice that it took
-part in. With labels it is no zero-shot figure.
+The papers (PCME++ C.6, ProLIP's released BPRW) fit them to the very images that are scored. Here one half of the images
+chooses for the other: no image is scored by a choice that it took part in.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ CHOSEN = "best, chosen by one half of the labelled images for the other"
 
 
 def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError for a data set without prompts, a model without uncertainty, and weights of other classes, prompts or
-    another model.
-    """
+    """ValueError for data without prompts, a model of points, and weights of other classes, prompts or models."""
     if prompts.way == ALL:
         return
     if not model.probabilistic:

@@ -28,7 +28,7 @@ from prolip.utils.documents import check_unique, fingerprint
 
 log = logging.getLogger(__name__)
 
-#: Points of a class, shared out among its images.
+#: Points of a class, shared out among its images; the paper's text has 10 of 5 images, and 100 in all.
 POINTS = 100
 #: Classes that are fitted together: their likelihoods, (CLASSES, P, N), stay in the processor's cache.
 CLASSES = 32
@@ -38,21 +38,15 @@ STEPS, TOLERANCE = 1000, 1e-6
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
-    """The settings of re-weighting.
+    """The settings of re-weighting."""
 
-    shots: labelled images of each class; 0: the `nearest` images of each class's even mixture. alpha: of
-    the Dirichlet prior, default 5 without labels and 2 with them; constant, or with prior `trace` in proportion to
-    1/trace with this mean. eps: added to variances. samples: points of each image, default 100 of a class shared out
-    (the paper's text has 10 of 5 images, and 100 in all). seed: of the images that are drawn and of the points.
-    """
-
-    shots: NonNegativeInt = 0
-    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    prior: Literal["constant", "trace"] = "constant"
-    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02
+    shots: NonNegativeInt = 0  # labelled images of each class; 0: those nearest to each class's even mixture
+    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None  # of the Dirichlet prior, default 5, or 2 with labels
+    prior: Literal["constant", "trace"] = "constant"  # trace: alpha in proportion to 1/trace, with this mean
+    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02  # added to variances
     nearest: PositiveInt = 5
-    samples: PositiveInt | None = None
-    seed: NonNegativeInt = 0
+    samples: PositiveInt | None = None  # points of each image, default POINTS of a class shared out
+    seed: NonNegativeInt = 0  # of the images that are drawn and of the points
 
     @classmethod
     def parse(cls, words: str) -> Reweighing:
@@ -90,7 +84,7 @@ def rule_of(settings: Reweighing) -> str:
     return f"bprw:{settings}".rstrip(":")
 
 
-def reweigh(
+def reweigh(  # noqa: PLR0913 (what decides the weights)
     settings: Reweighing,
     image: Gaussian,
     keys: Sequence[str],
@@ -146,14 +140,12 @@ def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int
 
 # --- EM ---------------------------------------------------------------------------------------------------------------
 class Fit(NamedTuple):
-    """weights (C, N), rows of sum 1; objective (C,) of the prompts that are left; steps (C,); change: the largest of a
-    weight in the last step.
-    """
+    """Weights of classes, and how they were reached."""
 
-    weights: Tensor
-    objective: Tensor
-    steps: Tensor
-    change: float
+    weights: Tensor  # (C, N), rows of sum 1
+    objective: Tensor  # (C,), of the prompts that are left
+    steps: Tensor  # (C,)
+    change: float  # the largest of a weight in the last step
 
 
 def fit_weights(
@@ -166,10 +158,9 @@ def fit_weights(
 ) -> Fit:
     """Fit the weights of every class.
 
-    prompts: (C, N, D); points: of each class (P_c, D); alpha: of the Dirichlet prior, a number or (C, N); eps: added to
-    every variance; start: (C, N), positive, default `inverse_traces`. A class without points gets the mode of its
-    prior, or even weights. ValueError for variances of 0 without eps, for another number of classes, and for an alpha
-    below 1 that could remove every prompt.
+    prompts: (C, N, D); points: of each class (P_c, D); alpha: a number or (C, N); start: (C, N), positive, default
+    `inverse_traces`. A class without points gets the mode of its prior, or even weights. ValueError for variances of 0
+    without eps, another number of classes, and an alpha below 1 that could remove every prompt.
     """
     check_gaussian(prompts, "prompts")
     if prompts.mean.dim() != 3 or not prompts.mean.numel():
@@ -216,7 +207,9 @@ def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Ten
     """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
 
     log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
-    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: see `m_step`.
+    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn.
+    M: pi_n = (N_n + alpha_n - 1) / (P + sum_i (alpha_i - 1)), what is below 0 set to 0 and the rest to sum to one; even
+    where nothing is left.
     """
     weights = start
     while True:
@@ -226,17 +219,9 @@ def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Ten
         total = shares.sum(2)  # logsumexp and gamma of one exponential: it is most of the work
         penalty = torch.where(weights > 0, torch.xlogy(alpha - 1, weights), 0.0).sum(1)
         yield weights, ((total.log() + top.squeeze(2)) * observed).sum(1) + penalty
-        weights = m_step(((observed / total).unsqueeze(1) @ shares).squeeze(1), alpha)
-
-
-def m_step(counts: Tensor, alpha: Tensor) -> Tensor:
-    """pi_n = (N_n + alpha_n - 1) / (M + sum_i (alpha_i - 1)), what is below 0 set to 0 and the rest to sum to one.
-
-    counts, alpha: (C, N) -> (C, N); even where nothing is left.
-    """
-    found = (counts + alpha - 1).clamp_min(0)
-    total = found.sum(1, keepdim=True)
-    return torch.where(total > 0, found / total, 1 / found.shape[1])
+        found = (((observed / total).unsqueeze(1) @ shares).squeeze(1) + alpha - 1).clamp_min(0)
+        mass = found.sum(1, keepdim=True)
+        weights = torch.where(mass > 0, found / mass, 1 / found.shape[1])
 
 
 def log_likelihoods(points: Tensor, prompts: Gaussian, eps: float = 0.0) -> Tensor:

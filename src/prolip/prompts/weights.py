@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from prolip.prompts.bprw import Reweighing, rule_of
-from prolip.utils.documents import loads, read_file, shown
+from prolip.utils.documents import loads, read_file
 from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
@@ -80,10 +80,9 @@ class PromptWeights:
         if fingerprint != self.fingerprint:
             other = "which has other weights, settings or another tokenizer than this model"
             raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, {other}: {AGAIN} with this one")
-        for what, own, given in (
-            ("classes", self.classnames, tuple(classnames)),
-            ("prompts", self.templates, tuple(map(in_braces, templates))),
-        ):
+        prompts = tuple(map(in_braces, templates))
+        parts = ("classes", self.classnames, tuple(classnames)), ("prompts", self.templates, prompts)
+        for what, own, given in parts:
             if own != given:
                 both = list(zip(own, given))
                 place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
@@ -100,11 +99,10 @@ class PromptWeights:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
+        named = {name: getattr(self, name) for name in ("model", "fingerprint", "images", "data")}
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
-        named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
-        named |= {"images": self.images, "data": self.data}
         lists = {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
-        return {"format": FORMAT, **named, **lists}
+        return {"format": FORMAT, **named, "settings": str(self.settings), **lists}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""
@@ -118,36 +116,24 @@ class PromptWeights:
             values = loads(read_file(path, MOST))
             if not isinstance(values, dict) or values.get("format") != FORMAT:
                 raise ValueError(f"it is no {FORMAT}")
-            names = tuple(one["name"] for one in values["classes"])
+            names, templates = tuple(one["name"] for one in values["classes"]), tuple(values["templates"])
+            table = torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64)
             texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
-            found = cls(
-                names,
-                tuple(values["templates"]),
-                torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64),
-                **texts,
-                settings=Reweighing.parse(values["settings"]),
-                contents=frozenset(values.get("contents", ())),
-            )
-            if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values(), *found.contents)):
+            contents, settings = frozenset(values.get("contents", ())), Reweighing.parse(values["settings"])
+            if not all(isinstance(x, str) for x in (*names, *templates, *texts.values(), *contents)):
                 raise ValueError("a name in it is no text")
-            if bare := [template for template in found.templates if "{c}" not in template]:
+            if bare := [template for template in templates if "{c}" not in template]:
                 raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
-            check_weights(found.table, len(found.templates))
+            right = bool(names) and table.shape == (len(names), len(templates)) and bool((table >= 0).all())
+            if not right or not torch.allclose(table.sum(1), torch.ones(len(names)).double(), atol=1e-6):
+                wanted = f"{len(templates)} numbers of 0 or more that sum to one, one for each prompt"
+                raise ValueError(f"the weights of a class are not {wanted}")
         except FileNotFoundError:
             raise FileNotFoundError(f"no file {path}: prolip prompts fit writes weights of prompts") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} holds no weights of prompts: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error
-        return found
-
-
-def check_weights(weights: Tensor, prompts: int) -> None:
-    """ValueError unless each row is of so many numbers of 0 or more that sum to one."""
-    if weights.dim() != 2 or weights.shape[1] != prompts:
-        raise ValueError(f"weights of the shape {tuple(weights.shape)} are not of classes with {prompts} prompts")
-    total = weights.sum(1)
-    if not bool((weights >= 0).all()) or not torch.allclose(total, torch.ones_like(total), atol=1e-6):
-        raise ValueError(f"the weights of a class are negative or do not sum to one: {shown(total.tolist())}")
+        return cls(names, templates, table, **texts, settings=settings, contents=contents)
 
 
 def in_braces(template: str) -> str:
