@@ -1,7 +1,4 @@
-"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision.
-
-Each function draws and returns one figure; `draw` those of a task's `Study`, which `write_plots` writes.
-"""
+"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -84,8 +81,9 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     kept = filled & _inside(rel.frequency) if log_odds else filled
     x = rel.probability[kept]
     ax.plot(x, rel.frequency[kept], markersize=5.5, label=f"{name}  (ECE {rel.ece:.3g})", **form)
-    low, high = _interval(rel)
-    ax.vlines(x, low[kept], high[kept], color=colour, linewidth=1.1, alpha=0.7)
+    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)[kept]
+    both = [binomtest(k, n).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts[kept].tolist())]
+    ax.vlines(x, [ci.low for ci in both], [ci.high for ci in both], color=colour, linewidth=1.1, alpha=0.7)
     below.plot(rel.probability[filled], rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
     ax.set(ylabel="came true")
     ax.set_title(lettering(title))
@@ -139,10 +137,3 @@ def _finish(ax: Axes, title: str, shares: str) -> None:
 def _inside(p: np.ndarray) -> np.ndarray:
     """Which probabilities have log odds; those of empty bins, NaN, have none."""
     return (p > 0) & (p < 1)
-
-
-def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper ends of the frequency of every bin."""
-    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
-    found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
-    return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])

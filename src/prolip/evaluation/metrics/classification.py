@@ -32,12 +32,6 @@ def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return ((scores > own) | ((scores == own) & lower)).sum(1) + 1
 
 
-def mean_per_class_recall(predicted: Array, labels: Array) -> float:
-    """Recall of every class that has a sample, averaged: (N,), (N,)."""
-    truth = as_array(labels)
-    return float(sk.recall_score(truth, as_array(predicted), labels=np.unique(truth), average="macro"))
-
-
 def macro_f1(predicted: Array, labels: Array) -> float:
     """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
     truth = as_array(labels)
@@ -46,10 +40,11 @@ def macro_f1(predicted: Array, labels: Array) -> float:
 
 def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """What a single-label task reports: `top1`, `top5`, `mean_per_class_recall`, `macro_f1`, `classes`."""
-    ranks, predicted, classes = label_ranks(scores, labels), scores.argmax(1), scores.shape[1]
+    ranks, predicted, classes = label_ranks(scores, labels), as_array(scores.argmax(1)), scores.shape[1]
     out = {f"top{k}": float((ranks <= k).double().mean()) for k in (1, 5) if k <= classes}
-    out["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
-    return out | {"macro_f1": macro_f1(predicted, labels), "classes": float(classes)}
+    truth = as_array(labels)
+    recall = sk.recall_score(truth, predicted, labels=np.unique(truth), average="macro")
+    return out | {"mean_per_class_recall": float(recall), "macro_f1": macro_f1(predicted, truth), "classes": classes}
 
 
 def average_precision(scores: Array, targets: Array) -> np.ndarray:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
-from sklearn.metrics import roc_auc_score
 
 from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.bootstrap import auroc_of
 from prolip.evaluation.metrics.streaming import Nearest, PairScores
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
@@ -40,11 +40,6 @@ class RiskCoverage(NamedTuple):
         return float(self.risk.mean())
 
     @property
-    def oracle_aurc(self) -> float:
-        """The area of the oracle."""
-        return float(self.oracle.mean())
-
-    @property
     def error(self) -> float:
         """Mean error without refusal, which is also the area of random refusal."""
         return float(self.risk[-1])
@@ -52,7 +47,7 @@ class RiskCoverage(NamedTuple):
     @property
     def gain(self) -> float:
         """Share of the oracle's gain over random refusal: 1 the oracle, 0 chance; NaN where no refusal can help."""
-        possible = self.error - self.oracle_aurc
+        possible = self.error - float(self.oracle.mean())
         return (self.error - self.aurc) / possible if possible > 1e-12 else float("nan")
 
     def at(self, coverage: float) -> float:
@@ -61,11 +56,7 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
-    """The risk-coverage curve of an uncertainty: (N,), (N,).
-
-    Worked example, most certain first, errors 0, 1, 0, 1: risk 0, 1/2, 1/3, 1/2, so AURC = 1/3; the oracle's risk is
-    0, 0, 1/3, 1/2 with area 5/24. Raises ValueError for different lengths, no sample, or NaN.
-    """
+    """The risk-coverage curve of an uncertainty: (N,), (N,). ValueError for different lengths, no sample, or NaN."""
     uncertainty, error = _checked(uncertainty, error)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = np.repeat(np.bincount(group, weights=error) / size, size)  # by rising uncertainty; ties share their mean
@@ -78,10 +69,7 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
     the two. (N,), (N,) bool.
     """
     uncertainty, wrong = _checked(uncertainty, wrong)
-    if len(np.unique(wrong > 0)) < 2:
-        return float("nan")
-    order = np.unique(uncertainty, return_inverse=True)[1]  # scikit-learn refuses infinite scores
-    return float(roc_auc_score(wrong > 0, order))
+    return auroc_of(uncertainty, (wrong > 0).astype(np.float64), "answers").value
 
 
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
@@ -115,12 +103,13 @@ def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: 
     for name, uncertainty in uncertainties.items():
         u, e = _checked(uncertainty, error)
         curve, deciles = risk_coverage(u, e), by_decile(u, e)
+        oracle = float(curve.oracle.mean())
         found = {
             "error": curve.error,
             **{f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES},
             "aurc": curve.aurc,
-            "aurc_oracle": curve.oracle_aurc,
-            "aurc_excess": curve.aurc - curve.oracle_aurc,  # E-AURC of the same paper
+            "aurc_oracle": oracle,
+            "aurc_excess": curve.aurc - oracle,  # E-AURC of the same paper
             "aurc_gain": curve.gain,
             "spearman": deciles.spearman_queries,
             "spearman_deciles": deciles.spearman_bins,
@@ -143,18 +132,13 @@ def _checked(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray]:
     return u, e
 
 
-# --- rank correlations, spread, values by decile, traces by length ---------------------------------------------------
 class Deciles(NamedTuple):
-    """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group.
-
-    spearman_bins, spearman_queries: rank correlation of trace and value over groups and over single queries; a
-    calibrated uncertainty gives -1 for values where more is better.
-    """
+    """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group."""
 
     trace: np.ndarray
     value: np.ndarray
-    spearman_bins: float
-    spearman_queries: float
+    spearman_bins: float  # of trace and value over groups: -1 for a calibrated one and values where more is better
+    spearman_queries: float  # over single queries
 
 
 def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:

@@ -1,8 +1,7 @@
 """Scores of all pairs in bounded memory, and ranks from them: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
-Every metric of `metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus the number
-of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a time are
-all that exists. `row_blocks` streams them; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
+Metrics depend on the ranks of the matches alone, and a rank is one plus the number of gallery items above: nothing is
+sorted. `row_blocks` streams the scores; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
 """
 
 from __future__ import annotations
@@ -32,17 +31,13 @@ Rows = Callable[[slice], Tensor]
 
 
 class Relevance(NamedTuple):
-    """Which gallery items match which query, as pairs sorted by query, each pair once.
+    """Which gallery items match which query, as pairs sorted by query, each pair once."""
 
-    query, item: (P,) int64; queries, gallery: how many there are; absent: (Q,) matches of a query that the gallery does
-    not hold, which count in R (they can never be retrieved).
-    """
-
-    query: Tensor
+    query: Tensor  # (P,) int64
     item: Tensor
-    queries: int
+    queries: int  # how many there are
     gallery: int
-    absent: Tensor
+    absent: Tensor  # (Q,), matches of a query that the gallery does not hold, which count in R: never retrieved
 
     @classmethod
     def from_pairs(cls, query: Indices, item: Indices, queries: int, gallery: int) -> Relevance:
@@ -87,14 +82,11 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The coarse top `size`, the first of equal items, are re-scored and always rank first.
-
-    coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
-    """
+    """The coarse top `size`, the first of equal items, are re-scored and always rank first."""
 
     size: int
-    coarse: Callable[[Index, Index], Tensor]
-    paired: Callable[[Tensor, Tensor], Tensor]
+    coarse: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c), as `PairScores.block`
+    paired: Callable[[Tensor, Tensor], Tensor]  # int64 indices of images and texts, (N,) each -> (N,)
 
     def rows(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
@@ -134,11 +126,7 @@ class PairScores:
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
-        """Those of a score, csd without one; image (N, D), text (M, D).
-
-        The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
-        traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
-        """
+        """The scores of image (N, D), text (M, D), csd by default; an asymmetric score takes images first, always."""
         score = CSDScore() if score is None else score
 
         def coarse(rows: Index, columns: Index) -> Tensor:
@@ -214,10 +202,11 @@ def row_blocks(
         if not wanted(rows):
             continue
         block = scores(rows)
-        if block.shape != (rows.stop - rows.start, gallery):
-            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted"
-            remedy = "give one row per query and one column per gallery item"
-            raise ValueError(f"{what} ({rows.stop - rows.start}, {gallery}): {remedy}")
+        if block.shape != (wanted_shape := (rows.stop - rows.start, gallery)):
+            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}"
+            raise ValueError(
+                f"{what}, wanted {wanted_shape}: give a row for each query, a column for each gallery item"
+            )
         refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
 

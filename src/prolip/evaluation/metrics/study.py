@@ -70,14 +70,6 @@ class Study(NamedTuple):
         return self._replace(extra=self.extra | {f"refusal/{key}": value for key, value in found.items()})
 
 
-class Predictions(NamedTuple):
-    """The nearest class of every image, the rank of its own one, and the study of both."""
-
-    predicted: Tensor
-    ranks: Tensor
-    study: Study
-
-
 def predict(scores: PairScores, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest class of every image, (N,), and the rank of its own one, (N,); of equal scores the lower class."""
     parts = [(block.argmax(1), label_ranks(block, labels[rows])) for rows, block in scores.blocks()]
@@ -93,15 +85,14 @@ def study_classification(
     matches: Matches,
     uncertainty: Callable[[Gaussian], Tensor],
     of_pairs: OfPairs = lambda images, classes: None,
-) -> Predictions:
-    """Predict and study a single-label task by one pass; error = the wrong class: scores of images against classes.
+) -> tuple[Tensor, Tensor, Study]:
+    """Predict and study a single-label task by one pass: the nearest class, the rank of the own one, (N,), the study.
 
     labels (N,); image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them,
-    (N,) and (C,); matches: of what made the scores, whose softmax and match probability these are; of_pairs: see
-    `OfPairs`. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that of the class
+    (N,) and (C,); matches: of what made the scores, whose softmax and match probability these are. Error: the wrong
+    class. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that of the class
     chosen, or `of_pairs` of both); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen,
-    by softmax, `calibration/match/...` of all pairs of image and class, and `calibration/match_top1/...` of each image
-    with the class chosen.
+    by softmax, `calibration/match/...` of all pairs, `calibration/match_top1/...` of each image with the class chosen.
     """
     labels = labels.cpu()
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
@@ -131,7 +122,7 @@ def study_classification(
     study = Study({"refusal": Samples.of(~right, uncertainties)}, found)
     if image is not None and own is not None:
         study = study.with_neighbours(image, labels, own)
-    return Predictions(nearest.item, torch.cat(ranks), study)
+    return nearest.item, torch.cat(ranks), study
 
 
 def study_retrieval(
