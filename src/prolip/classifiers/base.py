@@ -69,9 +69,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """The kinds of logits (N, C) that `sharpness_` weighs."""
 
     def embed(self, X: Any) -> np.ndarray:
-        """Embed pictures as rows (N, W) that every method takes in their place: means and log variances, then two
-        novelties in a model with them; W = D for points.
-        """
+        """Embed pictures as rows (N, W) that every method takes in their place: means, log variances, novelties."""
         z, novelty = self._embedder().embed(X, "image", self.batch_size)
         if z.log_var.isneginf().all():
             return z.mean.numpy()
@@ -108,9 +106,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return np.ma.getmaskarray(self.predict(X, risk, delta))
 
     def confidence(self, X: Any) -> np.ndarray:
-        """What is refused by, (N,): the probability that the answer is right and, in models with a novelty, that the
-        picture is like the training data; see `prolip.uncertainty.novelty.refusal`.
-        """
+        """What is refused by, (N,): the probability of a right answer and, with a novelty, a familiar picture."""
         return self._answers(X)[1]
 
     def calibrate_risk(self, X: Any, y: Any) -> ImageClassifier:
@@ -248,9 +244,7 @@ def text_classes(embedder: Embedder, classes: Sequence[Sequence[str]], templates
 
 
 def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray:
-    """The logits of a softmax over classes, (N, D), (C, D) -> (N, C): a * score where a scale was trained, the log of
-    a score that is a match probability, and the score itself where nothing was trained.
-    """
+    """Logits of classes, (N, D), (C, D) -> (N, C): a * score, the log of a match probability, or the score."""
     parts = []
     for rows in torch.arange(len(image.mean)).split(ROWS):
         scores = score.pairwise(image.select(rows), classes)

@@ -28,11 +28,10 @@ RIDGE = 1e-3
 class FewShotClassifier(ImageClassifier):
     """Images by a few labelled ones: `FewShotClassifier(model).fit(pictures, names).predict(others)`.
 
-    Gaussian discriminant analysis of the means (a training-free baseline that is hard to beat, Wang et al., ICLR 2024)
-    and the model's own score with the classes' names, weighed by cross-validation over the shots. model: as
-    `ZeroShotClassifier`'s; None: X is an array of features of any origin. classes: {label: name or list of names};
-    None: labels that are texts are the names. text: whether names count. After `fit`: `classes_`, `discriminant_`,
-    `texts_` (None without names), `sharpness_`.
+    Gaussian discriminant analysis of the means (Wang et al., ICLR 2024) and the model's own score with the classes'
+    names, weighed by cross-validation over the shots. model: as `ZeroShotClassifier`'s; None: X is an array of any
+    features. classes: {label: name or list of names}; None: labels that are texts are the names. text: whether names
+    count. After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (as above)
@@ -85,10 +84,7 @@ class FewShotClassifier(ImageClassifier):
         return base.text_classes(self._embedder(), list(given.values()), self.templates)
 
     def _weigh(self, z: Gaussian, x: np.ndarray, labels: np.ndarray) -> Sharpness:
-        """Fit the weights of names and shots to shots that are held out in turns; classes with one image never are.
-
-        Where none can be held out, names count as the model says and shots not at all.
-        """
+        """The weights of names and shots by shots held out in turns; where none can be, names alone count."""
         count, fold = len(self.classes_), folds(labels, self.seed)
         turns, held = range(fold.max() + 1), fold >= 0
         texts = [] if self.texts_ is None else [base.class_logits(self.score_, z, self.texts_)]
@@ -129,10 +125,9 @@ class Discriminant(NamedTuple):
 
 
 def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
-    """Features (N, D) of `classes` classes, labels (N,) below that, an image or more of each.
+    """Features (N, D) of `classes` equally frequent classes, labels (N,) below that, an image or more of each.
 
     S: covariance within classes, shrunk by Ledoit and Wolf's share (2004); that of all images where no class has two.
-    The classes are equally frequent: few shots do not say how often each is met.
     """
     x = np.asarray(x, np.float64)
     mean = np.stack([x[labels == c].mean(0) for c in range(classes)])

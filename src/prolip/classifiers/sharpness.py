@@ -1,13 +1,7 @@
-"""Probabilities that hold: how much each kind of logit counts, and how much less it does for an uncertain image.
+"""Probabilities that hold: temperature scaling (Guo et al., ICML 2017) with a temperature of each image.
 
-Temperature scaling (Guo et al., ICML 2017) of a sum of logits, with a temperature of each image (as Joy et al., AAAI
-2023, who learn it by a network; here it is one number times the image's own uncertainty):
-
-    p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c),    s >= 0,
-
-where u is the uncertainty in standard deviations from the mean of the labelled images. w and s are the most probable
-after these images, before which log w_k is normal about 0 with a deviation that says how little is known of w_k, and s
-of a folded standard normal: few images move them little, and no image that leaves more open is ever made surer.
+p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c), s >= 0, u the uncertainty in standard deviations from its mean. The
+mode of log w_k ~ N(0, deviation^2) and s ~ |N(0, 1)|: few images move them little, none is made surer by doubt.
 """
 
 from __future__ import annotations

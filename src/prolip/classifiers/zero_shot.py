@@ -16,11 +16,10 @@ from prolip.embedder import Embedded, Embedder
 class ZeroShotClassifier(ImageClassifier):
     """Images by the names of their classes: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(pictures)`.
 
-    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or what
-    `prolip.Embedder.load` gives. classes: names, or {label: name or list of names}. templates: what names
-    stand in, one or a list, with {} in the name's place; "openai", "simple" or "drawings" are lists. similarity:
-    another score than the model's own. After `fit`: `classes_`, the sorted labels, `texts_`, their Gaussians (C, D),
-    `sharpness_`.
+    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or an
+    `Embedder`. classes: names, or {label: name or list of names}. templates: one or a list, with {} in the name's
+    place; "openai", "simple" or "drawings" are lists. similarity: another score than the model's own. After `fit`:
+    `classes_`, the sorted labels, `texts_`, their Gaussians (C, D), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (scikit-learn's estimators take all of their settings here)
@@ -37,10 +36,9 @@ class ZeroShotClassifier(ImageClassifier):
         self.pretrained, self.device, self.batch_size = pretrained, device, batch_size
 
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
-        """Embed the classes; labelled images, where there are any, make the probabilities hold.
+        """Embed the classes; labelled images, where there are any, make the probabilities hold, not other answers.
 
-        Without labels, probabilities use the model's own scale and its doubt (`prolip.uncertainty.doubt`). The answers
-        are the same either way. Raises ValueError for labels that no class has, and for X without y.
+        Without labels, probabilities use the model's own scale and its doubt. ValueError for labels that no class has.
         """
         named = base.named_classes(self.classes)
         embedder = self._embedder()

@@ -1,11 +1,7 @@
-"""Embeddings in a folder: a safetensors file per set of images and per set of texts, a JSON file per task.
+"""Embeddings in a folder of safetensors files, with checksums; a damaged file is reported and computed again.
 
-    FOLDER/images/NAME-KEY.safetensors   means, log variances, evidence, labels, groups, keys, captions of images
-    FOLDER/texts/KEY.safetensors         Gaussians of classes, captions or cues
-    FOLDER/tasks/NAME-KEY.json           which of them make a task, with its classes: enough without the model
-
-KEY is of the data, the model and the precision. Files are renamed into place and carry a checksum: a damaged one is
-reported and computed again.
+images/NAME-KEY (Gaussians, evidence, labels, groups, keys, captions), texts/KEY, and tasks/NAME-KEY.json: which of them
+make a task, with its classes. KEY is of the data, the model and the precision.
 """
 
 from __future__ import annotations

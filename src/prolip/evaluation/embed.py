@@ -1,8 +1,4 @@
-"""Data set x model -> `Features`: Gaussians of the images, and of the classes, captions or cues.
-
-Images are embedded once per (data, model, precision), texts once per (prompts, model, precision). A `FeatureStore` on
-disk keeps both, and `load_features` reads them without the model.
-"""
+"""Data set x model -> `Features`: Gaussians of the images, and of the classes, captions or cues."""
 
 from __future__ import annotations
 
@@ -132,8 +128,8 @@ def embed_share(
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
     """The embedded samples as tensors and JSON values; reader: the model's.
 
-    DamagedData for no sample or missing ones, labels or groups of some samples only, and where samples were left out of
-    a set whose relevant pairs count captions.
+    DamagedData for missing samples, fields of some samples only, and samples left out where relevant pairs count
+    captions.
     """
     damaged, counter, source = {}, dataset.damage, dataset.source
     if counter is not None and counter.kinds:

@@ -1,8 +1,7 @@
 """Evaluate models on data sets: embeddings, then metrics, intervals and a study of uncertainty by any score.
 
-Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one: `acc1`, `acc5` (with five
-classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`.
-`info["too_small_for"]` names metrics that a set is too small for, as R@10 among nine images is always 1.
+Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one. `info["too_small_for"]` names
+metrics that a set is too small for, as R@10 among nine images is always 1.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ def compute_features(
 ) -> Features:
     """Embed images and texts of a data set, or read them from the store.
 
-    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`,
-    threads that decode, default one per core but one, and `progress`, whether to show a bar. DamagedData for a damaged
-    sample (unless `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
+    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`
+    (threads that decode), and `progress`, whether to show a bar. DamagedData for a damaged sample (unless
+    `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
     """
     check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
@@ -153,10 +152,9 @@ def embed_datasets(
     pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
-    """The features of each data set in turn.
+    """The features of each data set in turn; prompts that do not fit one are a ValueError before the first is embedded.
 
-    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`. ValueError
-    for prompts that do not fit a set, before the first one is embedded.
+    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`.
     """
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
@@ -180,9 +178,9 @@ def evaluate_all(
 ) -> list[TaskResult]:
     """A result for each data set and similarity, in this order.
 
-    draws: of the bootstrap; with them results of one data set are compared to its first. confusion: counts of true and
-    predicted classes. instances: COCO's file of this name, for PMRP. study: refusal and calibration; plots: a folder
-    for their figures. output: a JSON file, written after each data set.
+    instances: COCO's file of this name, for PMRP. plots: a folder for the figures of studies. output: a JSON file,
+    written after each data set. shown: of `evaluate_dataset`; with draws, results of one data set are compared to its
+    first.
     """
     results, drawn = list[TaskResult](), set[str]()
     shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
@@ -229,10 +227,7 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
 
 
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:
-    """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
-
-    Results over other queries, as some were left out, get none.
-    """
+    """Give each result over the same queries as the first of its test set their difference, `info["difference"]`."""
     first: dict[tuple[str, str], TaskResult] = {}
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
@@ -257,9 +252,7 @@ def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]
 
 
 def add_harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> None:
-    """Give results on base and novel classes H = 2 a b / (a + b) of both (VACSR, Table 4), `info["harmonic_mean"]`: of
-    acc1 and the recall by class, with its interval where there are draws.
-    """
+    """Give results on base and novel classes `info["harmonic_mean"]` of both (VACSR, Table 4), with its interval."""
     for both in parts_of(results).values():
         found = {}
         if all("harmonic_mean" in result.info for result in both.values()):

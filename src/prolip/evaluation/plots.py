@@ -62,10 +62,9 @@ def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By de
 
 @styled
 def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", log_odds: bool = False) -> Figure:
-    """How often a prediction came true against the probability given, and how many predictions there were below.
+    """How often a prediction came true against the probability given, with 95% (Wilson) intervals; below, how many.
 
-    Vertical lines are 95% (Wilson) intervals. log_odds: both axes in log odds, for probabilities that are mostly tiny;
-    bins that never (or always) came true have no log odds and are left out.
+    log_odds: both axes in log odds, for probabilities that are mostly tiny; bins without log odds are left out.
     """
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)

@@ -1,7 +1,6 @@
 """Prompts of a data set's classes that images choose or weigh, and what they may be used on.
 
-The papers (PCME++ C.6, ProLIP's released BPRW) fit them to the very images that are scored. Here one half of the images
-chooses for the other: no image is scored by a choice that it took part in.
+The papers (PCME++ C.6, ProLIP's BPRW) fit them to the images that are scored. Here each half is scored by the other's.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ def fit_prompts(
 ) -> PromptWeights:
     """The weights of all prompts of a data set's classes by its images, see `bprw.reweigh`.
 
-    templates: prompts, default the data set's own; similarity: what images are near by where there are no shots,
-    default the model's; store, options: as of `compute_features`. ValueError for data without classes, a model of
-    points, and shots of images without labels.
+    templates: prompts, default the data set's own; store, options: as of `compute_features`. ValueError for data
+    without classes, a model of points, and shots of images without labels.
     """
     check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
     score = embedder.card.scored_by(similarity)
@@ -82,10 +80,7 @@ def fit_prompts(
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
-    """ValueError unless weights that are fitted to one may be used on the other: the same classes, other images.
-
-    Images are compared by the bytes of their files, whatever reads them.
-    """
+    """ValueError unless weights fitted to one may be used on the other: same classes, no image file in common."""
     if pool.classnames != dataset.classnames:
         counts = f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
         raise ValueError(f"{counts} ({len(dataset.classnames)}), or another order: give images of the same classes")

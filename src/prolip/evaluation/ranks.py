@@ -1,7 +1,6 @@
 """One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores.
 
-Labels, captions and Gaussians travel on a group of the caller's choice: one over gloo with a long time-out, so that no
-rank runs into that of a collective on the device while another is still reading.
+Results travel on a group of the caller's choice: over gloo with a long time-out, as reading may take long.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
 ) -> TaskResult | None:
     """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
 
-    Every rank calls this with the same data set, opened by itself, and the same weights; seen: called on the first rank
-    with the features that are scored. TaskLost on all ranks where data cannot be read or do not fit the device on any,
-    ValueError for a similarity that the model has not.
+    Every rank opens the same data set and has the same weights; seen: called on the first rank with the features.
+    TaskLost on all ranks where data cannot be read or do not fit the device on any.
     """
     embedder.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)

@@ -1,7 +1,6 @@
 """How well scores tell what is a kind of what: AUC against each sort of negative, with intervals over concepts.
 
-AUC: the chance that a true pair scores higher than a negative (Mann-Whitney), ties count half. A draw of the bootstrap
-takes as many concepts as there are, with replacement; a pair counts as often as the concepts of its inner were drawn.
+A draw takes as many concepts as there are, with replacement; a pair counts as often as those of its inner were drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from scipy.sparse import csr_matrix
 
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic
-from prolip.hierarchy.scores import SCORES, Items, Scored
+from prolip.hierarchy.scores import SCORES, Items, KindScore
 
 #: Numbers that a block of draws may hold for all pairs.
 ELEMENTS = 1 << 22
@@ -27,21 +26,16 @@ TITLES = {"texts": "Is text A a kind of text B?", "images": "Is text B true of i
 
 @dataclass(frozen=True)
 class KindPairs:
-    """P pairs (inner, outer) of which the first is a kind of the second, each with negatives.
+    """P pairs (inner, outer) of which the first is a kind of the second, each with negatives."""
 
-    inner, outer: (P,) rows; random, sibling: (P,) rows in the outer's place, -1 where there is none; levels: (P, 2) of
-    inner and outer as indices into `names`; shares: (P, K), how the pair is spread over the concepts of its inner, rows
-    of sum 1: intervals draw concepts. found: true pairs before any sampling.
-    """
-
-    inner: np.ndarray
+    inner: np.ndarray  # (P,) rows, and so are the next
     outer: np.ndarray
-    random: np.ndarray
+    random: np.ndarray  # in the outer's place, -1 where there is none
     sibling: np.ndarray
-    levels: np.ndarray
+    levels: np.ndarray  # (P, 2), of inner and outer as indices into `names`
     names: tuple[str, ...]
-    shares: csr_matrix
-    found: int
+    shares: csr_matrix  # (P, K), how a pair is spread over the concepts of its inner, rows of sum 1
+    found: int  # true pairs before any sampling
     negatives: tuple[str, ...] = ("random", "reversed", "sibling")
 
     def __len__(self) -> int:
@@ -51,13 +45,6 @@ class KindPairs:
     def with_sibling(self) -> int:
         """Pairs that have a sibling."""
         return int((self.sibling >= 0).sum())
-
-
-class Tested(NamedTuple):
-    """Scores of the pairs of one relation by one score: positive (P,), and by negative (P,) with NaN where none is."""
-
-    positive: np.ndarray
-    negative: dict[str, np.ndarray]
 
 
 class Entailment(NamedTuple):
@@ -79,7 +66,7 @@ class Entailment(NamedTuple):
 
 def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     model: str,
-    scores: Mapping[str, Scored],
+    scores: Mapping[str, KindScore],
     text: Items,
     image: Items,
     pairs: Mapping[str, KindPairs],
@@ -91,18 +78,21 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     for relation, found in pairs.items():
         inner = image if relation == "images" else text
         for name, score in scores.items():
-            test = score_pairs(score, inner, text, found)
-            for kind, negative in test.negative.items():
-                statistics[relation, name, kind] = auc_of(test.positive, negative, found.shares)
-            every = [(1 / len(found.negatives), statistics[relation, name, kind]) for kind in found.negatives]
+            positive, negatives = score_pairs(score, inner, text, found)
+            for kind, negative in negatives.items():
+                statistics[relation, name, kind] = auc_of(positive, negative, found.shares)
+            every = [(1 / len(negatives), statistics[relation, name, kind]) for kind in negatives]
             statistics[relation, name, "mean"] = bootstrap.combine(every)
-            by_level |= {(relation, name, levels): value for levels, value in level_means(test, found).items()}
+            means = level_means(positive, negatives, found)
+            by_level |= {(relation, name, levels): value for levels, value in means.items()}
     intervals = bootstrap.intervals({"/".join(key): statistic for key, statistic in statistics.items()}, draws)
     return Entailment(model, {key: intervals["/".join(key)] for key in statistics}, statistics, by_level)
 
 
-def score_pairs(score: Scored, inner: Items, outer: Items, pairs: KindPairs) -> Tested:
-    """A score of the true pairs and of their negatives."""
+def score_pairs(
+    score: KindScore, inner: Items, outer: Items, pairs: KindPairs
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A score of the true pairs (P,), and by negative (P,), NaN where there is none."""
 
     def of(a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
         kept = np.flatnonzero((rows >= 0) & (others >= 0))
@@ -117,7 +107,7 @@ def score_pairs(score: Scored, inner: Items, outer: Items, pairs: KindPairs) -> 
         "reversed": (outer, pairs.outer, inner, pairs.inner),
         "sibling": (inner, pairs.inner, outer, pairs.sibling),
     }
-    return Tested(of(inner, pairs.inner, outer, pairs.outer), {name: of(*others[name]) for name in pairs.negatives})
+    return of(inner, pairs.inner, outer, pairs.outer), {name: of(*others[name]) for name in pairs.negatives}
 
 
 def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> Statistic:
@@ -143,30 +133,24 @@ def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> St
     return Statistic({"concepts": size}, estimate)
 
 
-def level_means(test: Tested, pairs: KindPairs) -> dict[str, float]:
+def level_means(positive: np.ndarray, negatives: Mapping[str, np.ndarray], pairs: KindPairs) -> dict[str, float]:
     """The mean AUC over negatives of each two levels, `name in group`, without intervals."""
     out = {}
     for low, high in np.unique(pairs.levels, axis=0):
         rows = np.flatnonzero((pairs.levels == (low, high)).all(1))
-        values = [auc_of(test.positive[rows], x[rows], pairs.shares[rows]).value for x in test.negative.values()]
+        values = [auc_of(positive[rows], negative[rows], pairs.shares[rows]).value for negative in negatives.values()]
         known = [value for value in values if not np.isnan(value)]
         out[f"{pairs.names[low]} in {pairs.names[high]}"] = float(np.mean(known)) if known else float("nan")
     return out
 
 
-class Compared(NamedTuple):
-    """A model's best score by the mean AUC of a relation, and how far it is above another on the same draws."""
-
-    score: str
-    other: str
-    difference: Interval
-
-
-def compare(first: Entailment, second: Entailment, relation: str, other: str = "", draws: int = 500) -> Compared:
-    """The best score of `first` minus the score `other` of `second`, or its best one where none is named."""
+def compare(
+    first: Entailment, second: Entailment, relation: str, other: str = "", draws: int = 500
+) -> tuple[str, str, Interval]:
+    """The best score of `first`, the score `other` or the best of `second`, and the difference on the same draws."""
     best, against = first.best(relation), other or second.best(relation)
     ours, theirs = first.statistics[relation, best, "mean"], second.statistics[relation, against, "mean"]
-    return Compared(best, against, bootstrap.paired({"mean": theirs}, {"mean": ours}, draws)["mean"])
+    return best, against, bootstrap.paired({"mean": theirs}, {"mean": ours}, draws)["mean"]
 
 
 def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPairs], draws: int = 500) -> str:

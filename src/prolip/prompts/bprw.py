@@ -1,10 +1,7 @@
 """Bayesian prompt re-weighting: points drawn from images (ProLIP C.5), and EM for the weights of prompts (A.5).
 
-Of a class with prompts N(mu_n, v_n) and points x_j the weights pi maximise
-
-    sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps)  +  sum_n (alpha_n - 1) log pi_n,
-
-in float64, as products of matrices cancel where variances are small.
+The weights pi of prompts N(mu_n, v_n) maximise sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps) + sum_n (alpha_n - 1) log
+pi_n over points x_j, in float64, as products of matrices cancel where variances are small.
 """
 
 from __future__ import annotations
@@ -207,9 +204,8 @@ def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Ten
     """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
 
     log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
-    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn.
-    M: pi_n = (N_n + alpha_n - 1) / (P + sum_i (alpha_i - 1)), what is below 0 set to 0 and the rest to sum to one; even
-    where nothing is left.
+    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: pi_n in proportion to N_n + alpha_n - 1, or
+    0 where that is negative; even where nothing is left.
     """
     weights = start
     while True:

@@ -34,9 +34,8 @@ class PromptRule:
     """Which prompts of a class are mixed, by their uncertainties: an even mixture of those that are kept.
 
     way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
-    + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
-    labelled images best, and `bprw`, weights fitted to images with the settings `fit`, see `evaluation.prompts`: their
-    `weights` here are even.
+    + `number` standard deviations of their class's (ProLIP Table 3); `best` and `bprw` (with the settings `fit`) are
+    chosen by images, see `evaluation.prompts`: their `weights` here are even.
     """
 
     way: str = ALL
@@ -72,10 +71,7 @@ class PromptRule:
             raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
 
     def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
-        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain.
-
-        first: the number of the first of these classes, to which such a rule is indifferent.
-        """
+        """(C, T) -> (C, T), rows of sum one; of equal uncertainties the first prompts are the more certain."""
         self.check(uncertainty.shape[1])
         kept = torch.ones_like(uncertainty, dtype=torch.bool)
         if self.way == CERTAIN:
@@ -140,10 +136,7 @@ def class_gaussians(
 
 
 def mix_groups(z: Gaussian, counts: Sequence[int], weigh: Weigh | None = None, first: int = 0) -> Gaussian:
-    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D).
-
-    first: what `weigh` knows the first run by.
-    """
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed: (C, D). first: what `weigh` knows the first run by."""
     parts = []
     for number, run in enumerate(zip(*(x.split(list(counts)) for x in z)), first):
         part = Gaussian(*(x.unsqueeze(0) for x in run))

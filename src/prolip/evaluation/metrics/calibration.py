@@ -1,9 +1,7 @@
 """Calibration of match probabilities and class confidences: reliability by bins, expected calibration error.
 
-The match probability of a pair, `Score.match_probability`, is trained on batches, where one pair in B matches. Fewer
-pairs of a test set match, so there it is too high: `probability_over_base_rate` says how much, the bins of LOG_ODDS
-where. A model that denies every match has an ECE of at most the base rate: read it with that ratio, which is then near
-0, and with the ECE of each query's first place.
+Match probabilities are trained on batches, where one pair in B matches; on a test set they are too high. A model that
+denies every match has an ECE of at most the base rate: read it with `probability_over_base_rate`, which is then near 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Classification metrics, shares in [0, 1]. Scores (N, C) are larger for nearer classes; of equal ones the lower class
-wins. Accuracies among k classes are left out where there are fewer.
-"""
+"""Classification metrics, shares in [0, 1], of scores (N, C); of equal scores the lower class wins."""
 
 from __future__ import annotations
 
@@ -13,10 +11,7 @@ from prolip.evaluation.metrics import Array, as_array
 
 
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
-
-    ValueError for shapes that do not fit, labels outside the classes, or NaN.
-    """
+    """The rank, from 1, of every own class: (N, C), (N,) -> (N,) int64. ValueError for labels out of range, and NaN."""
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
         shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes}: give (samples, classes) and (samples,)")
@@ -62,10 +57,7 @@ def average_precision(scores: Array, targets: Array) -> np.ndarray:
 
 
 def multilabel(scores: Array, targets: Array) -> dict[str, float]:
-    """Mean average precision of a multi-label task.
-
-    `mAP`: over the classes that have a sample; `mAP_all_classes`: with 0 for the others, as clip_benchmark counts.
-    """
+    """`mAP` over the classes that have a sample, and `mAP_all_classes` with 0 for the others, as clip_benchmark counts."""
     ap = average_precision(scores, targets)
     present = ~np.isnan(ap)
     out = {"mAP": float(ap[present].mean()) if present.any() else float("nan")}

@@ -1,9 +1,7 @@
-"""Retrieval metrics from ranks, with any number of matches per query.
+"""Retrieval metrics from ranks, shares in [0, 1]; `rsum` alone is in percent (six recalls, at most 600).
 
-- Larger scores are nearer. Equal scores are ranked by gallery index, lower first, so results are reproducible.
-- Averages leave out queries without a match in the gallery; `queries_without_match` counts them.
-- R@k is the share of queries with a match among the first k. It is left out for a k beyond the gallery.
-- Metrics are shares in [0, 1]; only `rsum` is in percent (six recalls, at most 600), as in the literature.
+Equal scores are ranked by gallery index, lower first. Averages leave out queries without a match; R@k is left out for a
+k beyond the gallery.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
 def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence[int] = KS) -> dict[str, Statistic]:
     """The metrics of two rankings that are means over queries, called `texts` from text to image.
 
-    A k beyond the gallery is left out, and `rsum` with it: 100 x the sum of the recalls at 1, 5, 10 of both directions.
-    `mean_recall@1`: the mean of both.
+    `rsum`: 100 x the sum of the recalls at 1, 5, 10 of both directions; `mean_recall@1`: the mean of both.
     """
     out: dict[str, Statistic] = {}
     sides = (("i2t", i2t, "images", len(t2i.first)), ("t2i", t2i, texts, len(i2t.first)))
@@ -93,9 +90,8 @@ def plausible_match(
 ) -> dict[str, float]:
     """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
 
-    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label at all is left
-    out on both sides, as in the paper. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
-    Raises ValueError for labels of different widths.
+    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label is left out on both
+    sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
     """
     query_labels, gallery_labels = query_labels.bool(), gallery_labels.bool()
     if query_labels.shape[1:] != gallery_labels.shape[1:] or query_labels.dim() != 2:

@@ -1,7 +1,6 @@
 """Selective prediction: risk-coverage curves, AURC, AUROC, and rank correlations of uncertainty and error.
 
-Errors are numbers where less is better: 0 or 1, 1 - AP@R, 1 - Jaccard. Samples of higher uncertainty are refused first:
-a trace, the sum over a pair, the negative score. Equal uncertainties are refused in random order; every metric is the
+Less error is better; samples of higher uncertainty are refused first, equal ones in random order: every metric is the
 expectation over these orders, so a constant uncertainty gives exactly what random refusal gives.
 """
 
@@ -25,10 +24,7 @@ COVERAGES = (0.9, 0.8, 0.5)
 
 
 class RiskCoverage(NamedTuple):
-    """Mean error of the kept samples against the share kept; all (N,), from the most certain sample to all.
-
-    coverage: i/N; risk: by the uncertainty given; oracle: by the error itself, the least any uncertainty can reach.
-    """
+    """Mean error of the kept samples against the share kept; all (N,), from the most certain sample to all."""
 
     coverage: np.ndarray
     risk: np.ndarray
@@ -65,9 +61,7 @@ def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
 
 
 def auroc(uncertainty: Array, wrong: Array) -> float:
-    """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN if all are one of
-    the two. (N,), (N,) bool.
-    """
+    """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN for one kind."""
     uncertainty, wrong = _checked(uncertainty, wrong)
     return auroc_of(uncertainty, (wrong > 0).astype(np.float64), "answers").value
 
@@ -75,9 +69,8 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    z (N, D); labels: numbers or names (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample,
-    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample alone in its class is
-    always wrong. ValueError for fewer than two samples.
+    z (N, D); labels (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample, by the cosine of the
+    means, of another class; `1-NN`: the share with the same class. ValueError for fewer than two samples.
     """
     labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):
@@ -151,10 +144,7 @@ def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -
 
 
 def partial_spearman(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
-    """Spearman's correlation of x and y at equal `given`: (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)).
-
-    All (N,); NaN where a plain one is, or where `given` orders one side completely.
-    """
+    """Spearman's correlation at equal `given`: (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)); (N,) each."""
     xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
     unexplained = (1 - xz**2) * (1 - yz**2)
     return (xy - xz * yz) / unexplained**0.5 if unexplained > 0 else float("nan")
@@ -167,10 +157,7 @@ def spread(trace: np.ndarray) -> float:
 
 
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
-    """Mean value (a recall, say) by decile of trace, trace and value (Q,): the expectation over orders of equal traces.
-
-    Each counts with the mean value of its tie, so both deciles share a tie across their edge in proportion.
-    """
+    """Mean value (a recall, say) by decile of trace (Q,): the expectation over orders of equal traces."""
     levels, tie, size = np.unique(trace, return_inverse=True, return_counts=True)
     expected = np.bincount(tie, weights=value, minlength=len(levels)) / size
     groups = [group for group in np.array_split(np.repeat(np.arange(len(levels)), size), bins) if len(group)]

@@ -99,11 +99,7 @@ class Shortlist:
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores of images against texts, computed when asked for; larger is nearer.
-
-    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts; shortlist: what makes
-    the rows of images against all texts, and of texts against all images, instead.
-    """
+    """Scores of images against texts, computed when asked for; larger is nearer."""
 
     images: int
     texts: int
@@ -168,9 +164,7 @@ class PairScores:
 
 
 def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[Index, Index], Tensor]:
-    """`PairScores.block` of a score. Of csd the traces, of the mean's cosine the unit vectors are computed once: by
-    block they would cost as much as the scores.
-    """
+    """`PairScores.block` of a score; traces and unit vectors are computed once, as they cost as much as the scores."""
 
     def products(a: Tensor, b: Tensor, rows: Index, columns: Index) -> Tensor:
         with without_autocast(a.device):
@@ -192,10 +186,9 @@ def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[
 def row_blocks(
     scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] = lambda rows: True
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a score matrix, some at a time, float32 or float64.
+    """The rows of a score matrix, BLOCK scores or ROWS rows at a time, float32 or float64. ValueError for NaN.
 
-    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is
-    scored at all. ValueError for another shape or NaN.
+    scores(rows) -> (len(rows), gallery); wanted: whether a block of rows is scored at all.
     """
     step = max(ROWS, BLOCK // max(gallery, 1))
     for rows in (slice(start, min(start + step, queries)) for start in range(0, queries, step)):
@@ -228,8 +221,7 @@ class Nearest:
 def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
     """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
-    others: `Nearest` and the like, updated by the same pass, then with all rows. Relevances share blocks and counts.
-    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
+    others: `Nearest` and the like, updated by the same pass, then with all rows.
     """
     shapes = {(r.queries, r.gallery) for r in relevances}
     if len(shapes) != 1:
@@ -262,8 +254,8 @@ def rank(scores: Rows, relevance: Relevance, *others: Any) -> tuple[Ranking, Nea
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
 
-    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted. For the
-    others, NumPy compares and counts a row per match at memory speed, thirty times PyTorch's speed.
+    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted; for others
+    NumPy compares and counts at memory speed, thirty times PyTorch's.
     """
     many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
     ranks, table = torch.empty_like(row), scores.contiguous().numpy()

@@ -1,8 +1,4 @@
-"""How well uncertainty predicts errors, and probabilities come true, on any task.
-
-A `Study` holds the errors and uncertainties of the queries and the reliability of probabilities; `Study.metrics` is the
-flat table, `evaluation.plots.draw` the plots. Models without uncertainty are refused by their scores alone.
-"""
+"""How well uncertainty predicts errors, and probabilities come true, on any task."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ class Samples(NamedTuple):
 
 
 class Study(NamedTuple):
-    """samples by prefix (`refusal`, or one for each direction), reliability by prefix, and single metrics by key.
-
-    too_large_for: metrics that were left out because the set has too many images for them.
-    """
+    """The errors and uncertainties of the queries, and the reliability of probabilities."""
 
     samples: dict[str, Samples]
     reliability: dict[str, Reliability] = {}
@@ -136,11 +129,10 @@ def study_retrieval(
 ) -> tuple[list[Ranking], list[Ranking], Study]:
     """Rank and study a retrieval task by one pass per direction: images to texts and texts to images by each relevance.
 
-    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error = no match
-    in the first place, of queries that have one somewhere. Refused by `score` (the negative of the first place's), by
-    the uncertainty of the query, of the item in first place (`image`, `text`), and of both (`pair`: their sum, or
-    `of_pairs`), so `auroc` is R-AUROC across modalities. `calibration/match`: all pairs; `calibration/match_i2t`,
-    `match_t2i`: each query with its first place.
+    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in the
+    first place. Refused by `score` (the negative of the first place's), the uncertainty of the query, of the item in first
+    place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities. `calibration/match`: all pairs;
+    `match_i2t`, `match_t2i`: each query with its first place.
     """
     check_fit(scores, relevances[0])
     pairs = _pairs(relevances[0], matches)  # of one direction: they are the same in both

@@ -12,7 +12,7 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics import as_array
-from prolip.evaluation.metrics.bootstrap import Statistic, mean_of
+from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.study import Samples, Study
 from prolip.evaluation.tasks.base import Scored, Task, match_reliability, text_gaussians, uncertainty_of
 from prolip.scores import Score
@@ -28,10 +28,7 @@ class Candidates(NamedTuple):
 
 
 def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
-    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
-
-    Equal scores go by index. Raises ValueError for an instance without a true candidate.
-    """
+    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n are true."""
     values = []
     for scores, associated, *_ in instances:
         true = set(associated.nonzero().flatten().tolist())
@@ -51,14 +48,9 @@ def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
 
 
 def texts(features: Features) -> tuple[list[str], None]:
-    """The cues, as DataComp asks them."""
-    return [cue_prompt(instance.cue) for instance in features.dataset.associations], None
-
-
-def cue_prompt(cue: str) -> str:
-    """The text of a WinoGAViL cue, in lower case behind "A" or, before a vowel, "An"."""
-    cue = cue.lower()
-    return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
+    """The cues as DataComp asks them: in lower case after "A" or, before a vowel, "An"."""
+    cues = [instance.cue.lower() for instance in features.dataset.associations]
+    return [f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}" for cue in cues], None
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -80,26 +72,22 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         yield Candidates(scores, true, rows, torch.full_like(rows, number))
 
 
-def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
-    """Mean Jaccard over all instances and by number of candidates. ValueError for one without a true candidate."""
-    values = jaccards(scored)
-    return {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
-
-
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12.
 
-    Study: error = 1 - Jaccard of a cue. Refused by the negative of the best candidate's score, and by the cue's
-    uncertainty. `calibration/match`: each cue with all its candidates; `calibration/match_top1`: with the best one.
+    Study: error = 1 - Jaccard of a cue, refused by the negative of the best score and by the cue's uncertainty.
     """
     scored, found = list(score_candidates(features, score)), None
+    values = jaccards(scored)
     if study:
         uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
         if features.model.probabilistic and features.text is not None:
             uncertainties["text"] = uncertainty_of(features)(features.text)
-        samples = {"refusal": Samples.of(1 - jaccards(scored), uncertainties)}
+        samples = {"refusal": Samples.of(1 - values, uncertainties)}
         found = Study(samples, match_reliability(scored, features, score))
-    return Scored(statistics_of(scored), study=found)
+    return Scored(
+        {name: mean_of(np.where(x, values, np.nan), "cues") for name, x in parts(scored).items()}, study=found
+    )
 
 
 TASK = Task("jaccard_score_10-12", texts, names, score_task)

@@ -22,15 +22,13 @@ Metrics = dict[str, float]
 
 
 class Scored(NamedTuple):
-    """statistics: metrics that are functions of the queries; others: further metrics, or all in their order; info: for
-    `TaskResult.info`; study: if asked for; queries: values by name, (N,), such as the predicted class of each image.
-    """
+    """What a task gives for `TaskResult`."""
 
-    statistics: dict[str, Statistic]
-    others: Metrics = {}
+    statistics: dict[str, Statistic]  # metrics that are functions of the queries
+    others: Metrics = {}  # further metrics, or all in their order
     info: dict[str, Any] = {}
     study: Study | None = None
-    queries: dict[str, Tensor] = {}
+    queries: dict[str, Tensor] = {}  # values by name, (N,), such as the predicted class of each image
 
     @property
     def metrics(self) -> Metrics:
@@ -39,17 +37,13 @@ class Scored(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors.
+    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors."""
 
-    main: the metric to quote. texts: features -> (texts to embed; how many of them make each class, None: one text per
-    item). names: the names of the metrics, before any is computed. score: (features, score, whether to study its
-    uncertainty) -> `Scored`.
-    """
-
-    main: str
+    main: str  # the metric to quote
+    #: The texts to embed; how many of them make each class, None: one text per item.
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
-    names: Callable[[Dataset], list[str]]
-    score: Callable[[Features, Score, bool], Scored]
+    names: Callable[[Dataset], list[str]]  # of the metrics, before any is computed
+    score: Callable[[Features, Score, bool], Scored]  # the last: whether to study the uncertainty
 
 
 def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
@@ -105,18 +99,16 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str,
 
 
 def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
-    """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
+    """`calibration/match` of all pairs and `calibration/match_top1` of each query's best one; {} without probabilities.
 
-    groups: of each query, of its pairs the scores, whether they match, and the places of the image and the text, (n,)
-    each. {} for a score that has no match probability.
+    groups: of each query, its pairs' scores, whether they match, the places of the image and of the text, (n,) each.
     """
     first = [int(scores.argmax()) for scores, *_ in groups]
     matches = Matches.of(score, features.evidence, text_gaussians(features))
     top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
     found = {}
-    parts = ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)
-    for name, (scores, true, images, texts), edges in parts:
-        probability = matches.pairs(images, texts, scores)
-        if probability is not None:
+    for name, columns, edges in ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL):
+        scores, true, images, texts = columns
+        if (probability := matches.pairs(images, texts, scores)) is not None:
             found[f"calibration/{name}"] = reliability(probability, true, edges)
     return found
