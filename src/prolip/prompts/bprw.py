@@ -203,9 +203,9 @@ def _fit(
 def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
 
-    log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
-    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: pi_n in proportion to N_n + alpha_n - 1, or
-    0 where that is negative; even where nothing is left.
+    log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points. E: gamma_jn
+    = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: pi_n in proportion to N_n + alpha_n - 1, or 0 where
+    that is negative; even where nothing is left.
     """
     weights = start
     while True:

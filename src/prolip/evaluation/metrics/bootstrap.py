@@ -182,7 +182,7 @@ def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
 def intervals(
     statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Every statistic with its interval, NaN where no draw has a value. ValueError for a draw or a level outside (0, 1)."""
+    """Every statistic with its interval, NaN where no draw has a value. ValueError for less than two draws."""
     if draws < 2 or not 0 < level < 1:
         raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
     sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}

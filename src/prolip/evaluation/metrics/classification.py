@@ -57,7 +57,7 @@ def average_precision(scores: Array, targets: Array) -> np.ndarray:
 
 
 def multilabel(scores: Array, targets: Array) -> dict[str, float]:
-    """`mAP` over the classes that have a sample, and `mAP_all_classes` with 0 for the others, as clip_benchmark counts."""
+    """`mAP` of the classes with a sample, and `mAP_all_classes` with 0 for the others, as clip_benchmark counts."""
     ap = average_precision(scores, targets)
     present = ~np.isnan(ap)
     out = {"mAP": float(ap[present].mean()) if present.any() else float("nan")}

@@ -90,8 +90,8 @@ def plausible_match(
 ) -> dict[str, float]:
     """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
 
-    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label is left out on both
-    sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
+    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label is left out on
+    both sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
     """
     query_labels, gallery_labels = query_labels.bool(), gallery_labels.bool()
     if query_labels.shape[1:] != gallery_labels.shape[1:] or query_labels.dim() != 2:

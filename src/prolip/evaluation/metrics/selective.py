@@ -69,8 +69,8 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    z (N, D); labels (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample, by the cosine of the
-    means, of another class; `1-NN`: the share with the same class. ValueError for fewer than two samples.
+    z (N, D); labels (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample, by the cosine of
+    the means, of another class; `1-NN`: the share with the same class. ValueError for fewer than two samples.
     """
     labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):
