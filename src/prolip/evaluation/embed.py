@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,12 @@ def stored_texts(
 def load_features(store: FeatureStore) -> Iterator[Features]:
     """All tasks of a store in turn, without models. FileNotFoundError for none; DamagedData for lost parts."""
     for task in store.tasks():
-        model = ModelCard(**task["model"])
-        dataset = restore_dataset(task["dataset"])
+        model, values = ModelCard(**task["model"]), task["dataset"]
+        cues = (Association(cue, tuple(keys), frozenset(true)) for cue, keys, true in values["associations"])
+        pairs = None if values["relevance"] is None else frozenset((key, index) for key, index in values["relevance"])
+        given = values | {name: tuple(values[name]) for name in ("classnames", "templates")}
+        given |= {"associations": tuple(cues), "relevance": pairs}
+        dataset = Dataset(**given, samples=partial(no_samples, values["name"], values["source"]))
         images = store.read("images", task["images"], dataset.name)
         texts = store.read("texts", task["texts"])
         if images is None or texts is None:
@@ -214,14 +219,6 @@ def task_description(features: Features) -> dict[str, Any]:
     return {"dataset": described, "model": asdict(features.model), "images": images, "texts": features.text_key}
 
 
-def restore_dataset(values: dict[str, Any]) -> Dataset:
-    """The data set that `task_description` described, without its images."""
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
-
-    cues = (Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"])
-    relevance = None if values["relevance"] is None else frozenset((key, index) for key, index in values["relevance"])
-    lists = {name: tuple(values[name]) for name in ("classnames", "templates")}
-    given = values | lists | {"associations": tuple(cues), "relevance": relevance}
-    return Dataset(**given, samples=samples)
+def no_samples(name: str, source: str, share: Share = WHOLE) -> Iterator[Sample]:
+    """Raise FileNotFoundError: these are the samples of a data set that is known by its features."""
+    raise FileNotFoundError(f"only the features of {name} are here: its images are at {source}")

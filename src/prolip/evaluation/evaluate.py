@@ -169,12 +169,10 @@ def evaluate_all(
     features: Iterable[Features],
     similarities: Sequence[str | None] = (None,),
     *,
-    draws: int = 0,
-    confusion: bool = False,
     instances: str | None = None,
-    study: bool = False,
     plots: str | Path | None = None,
     output: str | Path | None = None,
+    **shown: Any,
 ) -> list[TaskResult]:
     """A result for each data set and similarity, in this order.
 
@@ -182,8 +180,7 @@ def evaluate_all(
     written after each data set. shown: of `evaluate_dataset`; with draws, results of one data set are compared to its
     first.
     """
-    results, drawn = list[TaskResult](), set[str]()
-    shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
+    results, drawn, draws = list[TaskResult](), set[str](), shown.get("draws", 0)
     for found in features:
         categories, card = categories_of(found, instances), found.model
         for similarity in similarities:

@@ -99,27 +99,21 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     return figure
 
 
-def draw(study: Study, name: str = "") -> dict[str, Figure]:
-    """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
-    out: dict[str, Figure] = {}
+def write_plots(study: Study, name: str, folder: Path) -> None:
+    """FOLDER/*.png: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
+    drawn: dict[str, Figure] = {}
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
-        title = " ".join(filter(None, (name, what.strip("_"))))
+        title = " ".join((name, what.strip("_"))).rstrip()
         curves = {key: risk_coverage(u, error) for key, u in uncertainties.items()}
-        out[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
+        drawn[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}")
         traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
-        out[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
+        drawn[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}")
     for part, found in study.reliability.items():
         what = part.removeprefix("calibration/")
-        title = " ".join(filter(None, (name, what)))
-        out[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {title}", log_odds=what == "match")
-    return out
-
-
-def write_plots(study: Study, title: str, folder: Path) -> None:
-    """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
-    for name, figure in draw(study, title).items():
-        save(figure, folder / f"{name}.png", dpi=150)
+        drawn[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {name} {what}", what == "match")
+    for file, figure in drawn.items():
+        save(figure, folder / f"{file}.png", dpi=150)
 
 
 def _finish(ax: Axes, title: str, shares: str) -> None:

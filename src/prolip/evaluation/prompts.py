@@ -110,7 +110,9 @@ def cross_weights(
     for own in (first, ~first):
         rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
         if fit is None:
-            counts = best_counts(hits[:, others], labels[others], len(prompts.mean))
+            of_class = torch.nn.functional.one_hot(labels[others], len(prompts.mean)).double()
+            totals = (hits[:, others].double() @ of_class).flip(0)  # (T, C), the largest K first: it wins a tie
+            counts = len(hits) - totals.argmax(0)
             kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
             yield rows, kept / kept.sum(1, keepdim=True)
         else:
@@ -135,10 +137,3 @@ def hits_by_count(image: Gaussian, prompts: Gaussian, uncertainty: Tensor, label
         nearest = [block.argmax(1) for _, block in PairScores.from_gaussians(image, classes, score).blocks()]
         found.append(torch.cat(nearest) == labels)
     return torch.stack(found)
-
-
-def best_counts(hits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The K with the most hits (T, n) of each class, (C,); of equal ones, and without an image, the largest."""
-    of_class = torch.nn.functional.one_hot(labels, classes).double()
-    totals = (hits.double() @ of_class).flip(0)  # (T, C), the largest K first, as argmax takes the first of equal ones
-    return len(hits) - totals.argmax(0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -179,17 +179,3 @@ def short(model: str) -> str:
     """The name of a model in a column: of a run's folder, the run's."""
     parts = [part for part in model.removeprefix("local-dir:").split("/") if part not in ("", "model")]
     return (parts[-1] if parts else model)[-27:]
-
-
-def as_json(results: Sequence[Entailment], pairs: Mapping[str, KindPairs]) -> dict[str, Any]:
-    """All AUCs, JSON values."""
-    used = {name: {"used": len(x), "found": x.found, "with_sibling": x.with_sibling} for name, x in pairs.items()}
-    models = [
-        {
-            "model": result.model,
-            "auc": {"/".join(key): list(value) for key, value in result.auc.items()},
-            "by_level": {"/".join(key): value for key, value in result.by_level.items()},
-        }
-        for result in results
-    ]
-    return {"pairs": used, "models": models}

@@ -172,13 +172,3 @@ def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
     """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
     return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
-
-
-def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:
-    """Metrics of several models or roots, a column each."""
-    keys = list(dict.fromkeys(key for _, metrics in named for key in metrics))
-    lines = [f"{'':<26}" + "".join(f"{name:>24}" for name, _ in named)]
-    for key in keys:
-        cells = (f"{metrics[key]:.4f}" if key in metrics else "-" for _, metrics in named)
-        lines.append(f"{key:<26}" + "".join(f"{cell:>24}" for cell in cells))
-    return "\n".join(lines)

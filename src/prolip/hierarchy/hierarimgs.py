@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,17 +97,6 @@ def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
     return x.astype(float).tolist()
 
 
-def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Image]:
-    """Levels of an RGB image but the last, which it is itself: segments pasted on white one by one, largest first."""
-    pixels = np.asarray(image)
-    canvas = np.full_like(pixels, BLANK)
-    out = []
-    for segment in masks:
-        canvas[segment] = pixels[segment]
-        out.append(Image.fromarray(canvas.copy()))
-    return out
-
-
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
@@ -134,14 +123,17 @@ def build(
             if (image.height, image.width) != one.size:
                 sizes = f"{image.width} x {image.height} and {one.size[1]} x {one.size[0]} in {instances}"
                 raise ValueError(f"{source} is {sizes}: {WANTED}")
-            try:
-                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
-            except ValueError as error:
-                raise ValueError(f"{instances}: {one.file}: {error}") from error
             (place / source.stem).mkdir()
-            for level, picture in enumerate(pictures):
-                picture.save(place / source.stem / f"level{level}.png")
-            shutil.copyfile(source, place / source.stem / f"level{len(pictures)}{source.suffix}")
+            pixels = np.asarray(image)
+            canvas = np.full_like(pixels, BLANK)
+            for level, segmentation in enumerate(one.segments):
+                try:
+                    segment = mask_of(segmentation, one.size)
+                except ValueError as error:
+                    raise ValueError(f"{instances}: {one.file}: {error}") from error
+                canvas[segment] = pixels[segment]
+                Image.fromarray(canvas).save(place / source.stem / f"level{level}.png")
+            shutil.copyfile(source, place / source.stem / f"level{len(one.segments)}{source.suffix}")
         (place / MARK).write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
     return len(chosen)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -75,9 +75,3 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         met = torch.stack([torch.lerp(start, last, s).argmax(1) for s in share], 1)
         parts.append(Traversal(nearest, chosen, ends, met))
     return Traversal(*(torch.cat(found) for found in zip(*parts)))
-
-
-def format_paths(keys: Sequence[str], texts: Sequence[str], found: Traversal, width: int = 40) -> str:
-    """One line for each image: its key, then the captions from specific to general."""
-    paths = (" → ".join(texts[i] or '""' for i in found.path(row)) for row in range(len(keys)))
-    return "\n".join(f"{key[:width]:<{width}}  {path}" for key, path in zip(keys, paths))

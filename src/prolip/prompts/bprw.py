@@ -64,17 +64,6 @@ class Reweighing:
         own = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return ",".join(first + own)
 
-    @property
-    def per_image(self) -> int:
-        """Points that are drawn of each image."""
-        return max(1, POINTS // (self.shots or self.nearest)) if self.samples is None else self.samples
-
-    def prior_of(self, prompts: Gaussian) -> Tensor:
-        """alpha of every prompt: (C, N, D) -> (C, N)."""
-        alpha = self.alpha if self.alpha is not None else (2.0 if self.shots else 5.0)
-        even = torch.full(prompts.mean.shape[:2], alpha, dtype=torch.float64)
-        return even if self.prior == "constant" else even * even.shape[1] * inverse_traces(prompts)
-
 
 def rule_of(settings: Reweighing) -> str:
     """The rule for --prompts: `bprw` or `bprw:SETTINGS`."""
@@ -101,8 +90,11 @@ def reweigh(  # noqa: PLR0913 (what decides the weights)
         raise ValueError(f"{rule_of(settings)} wants labelled images, and these have no labels: give others, or bprw")
     else:
         chosen = drawn_images(keys, labels, len(prompts.mean), settings.shots, settings.seed)
-    points = points_of(image, chosen, settings.per_image, settings.seed)
-    fit = fit_weights(prompts, points, settings.prior_of(prompts), settings.eps)
+    samples = settings.samples or max(1, POINTS // (settings.shots or settings.nearest))
+    alpha = settings.alpha if settings.alpha is not None else (2.0 if settings.shots else 5.0)
+    count = prompts.mean.shape[1]
+    prior = alpha if settings.prior == "constant" else alpha * count * inverse_traces(prompts)
+    fit = fit_weights(prompts, points_of(image, chosen, samples, settings.seed), prior, settings.eps)
     if fit.change > TOLERANCE:
         log.warning("weights of prompts still change by %.1e a step after %d steps", fit.change, int(fit.steps.max()))
     return fit

@@ -167,12 +167,3 @@ def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
         for x in (levels, expected)
     )
     return Deciles(traces, values, spearman(traces, values), spearman(trace, value))
-
-
-def by_length(lengths: np.ndarray, trace: np.ndarray) -> np.ndarray:
-    """(L, 5) a row for each length, shortest first: it, the mean, lower and upper quartile of its traces, how many.
-
-    lengths, trace: (T,).
-    """
-    groups = [(length, trace[lengths == length]) for length in np.unique(lengths)]
-    return np.array([[length, x.mean(), *np.quantile(x, (0.25, 0.75)), len(x)] for length, x in groups])

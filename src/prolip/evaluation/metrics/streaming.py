@@ -107,18 +107,14 @@ class PairScores:
     shortlist: Shortlist | None = None
 
     @classmethod
-    def from_matrix(cls, scores: Tensor | np.ndarray) -> PairScores:
-        """A matrix in memory or mapped from a file, images in rows: (N, M)."""
+    def from_matrix(cls, scores: Tensor) -> PairScores:
+        """A matrix in memory, images in rows: (N, M)."""
 
         def block(rows: Index, columns: Index) -> Tensor:
-            if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-                rows = rows.unsqueeze(1)  # picks the pairs themselves, not whole rows first
-            if isinstance(scores, Tensor):
-                return scores[rows, columns]
-            r, c = (x.numpy() if isinstance(x, Tensor) else x for x in (rows, columns))
-            return torch.from_numpy(np.array(scores[r, c]))  # of a mapped file, only this part is read
+            both = isinstance(rows, Tensor) and isinstance(columns, Tensor)
+            return scores[rows.unsqueeze(1) if both else rows, columns]  # type: ignore[union-attr]
 
-        return cls(scores.shape[0], scores.shape[1], block)
+        return cls(len(scores), scores.shape[1], block)
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
