@@ -128,15 +128,23 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     check(args)
     from prolip.evaluation.table import aligned
     from prolip.hierarchy.entailment import short
-    from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, read_hierarcaps
+    from prolip.hierarchy.hierarcaps import benchmark_metrics, embed_files, paper_metrics, read_hierarcaps
+    from prolip.hierarchy.traversal import traverse
 
     data = read_hierarcaps(args.captions)
     files, named = data.files(args.images), []
     for model in args.model:
         embedder = load(args, model)
-        inclusion = inclusion_of(args, embedder)
-        found = evaluate_hierarcaps(data, files, embedder, args.steps, inclusion, sys.stderr.isatty())
-        named += [(f"{short(embedder.name)[-16:]} {root}", metrics) for root, metrics in found.items()]
+        image, steps = embed_files(embedder, files, sys.stderr.isatty()), args.steps
+        text, empty, inclusion = (
+            embedder.embed_texts(data.texts),
+            embedder.embed_texts([""]),
+            inclusion_of(args, embedder),
+        )
+        for root in ROOTS if embedder.probabilistic else ("empty",):
+            metrics = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
+            metrics |= benchmark_metrics(data, image, text, empty, steps) if root == "empty" else {}
+            named.append((f"{short(embedder.name)[-16:]} {root}", metrics))
     keep(args.output, dict(named))
     print(f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {data.levels} levels")
     keys = dict.fromkeys(key for _, metrics in named for key in metrics)

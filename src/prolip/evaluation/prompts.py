@@ -106,7 +106,14 @@ def cross_weights(
     """
     fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
     first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
-    hits = torch.empty(0) if fit else hits_by_count(features.image, prompts, uncertainty, labels, score)
+    hits = torch.empty(0)  # (T, N), which images are right where every class has its K most certain prompts
+    if fit is None:
+        found = []
+        for count in range(1, prompts.mean.shape[1] + 1):
+            classes = mixture(prompts, PromptRule(CERTAIN, count).weights(uncertainty))
+            blocks = PairScores.from_gaussians(features.image, classes, score).blocks()
+            found.append(torch.cat([block.argmax(1) for _, block in blocks]) == labels)
+        hits = torch.stack(found)
     for own in (first, ~first):
         rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
         if fit is None:
@@ -127,13 +134,3 @@ def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:
     for label in labels.unique():
         chosen[order[labels[order] == label][::2]] = True
     return chosen
-
-
-def hits_by_count(image: Gaussian, prompts: Gaussian, uncertainty: Tensor, labels: Tensor, score: Score) -> Tensor:
-    """Which images are right where every class has its K most certain prompts, K = 1 to T: (T, N) bool."""
-    found = []
-    for count in range(1, prompts.mean.shape[1] + 1):
-        classes = mixture(prompts, PromptRule(CERTAIN, count).weights(uncertainty))
-        nearest = [block.argmax(1) for _, block in PairScores.from_gaussians(image, classes, score).blocks()]
-        found.append(torch.cat(nearest) == labels)
-    return torch.stack(found)

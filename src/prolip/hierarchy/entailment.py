@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ class KindPairs:
 
 
 class Entailment(NamedTuple):
-    """The AUCs of one model with their intervals, and as functions of the draws; by_level: as `level_means`."""
+    """The AUCs of one model with their intervals, and as functions of the draws; by_level: means over negatives of two levels."""
 
     model: str
     auc: dict[Key, Interval]
@@ -75,39 +76,39 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     """AUCs of embeddings; pairs: by relation, `images` between rows of image and text, others between texts."""
     statistics: dict[Key, Statistic] = {}
     by_level: dict[Key, float] = {}
-    for relation, found in pairs.items():
+    for (relation, found), (name, score) in product(pairs.items(), scores.items()):
         inner = image if relation == "images" else text
-        for name, score in scores.items():
-            positive, negatives = score_pairs(score, inner, text, found)
-            for kind, negative in negatives.items():
-                statistics[relation, name, kind] = auc_of(positive, negative, found.shares)
-            every = [(1 / len(negatives), statistics[relation, name, kind]) for kind in negatives]
-            statistics[relation, name, "mean"] = bootstrap.combine(every)
-            means = level_means(positive, negatives, found)
-            by_level |= {(relation, name, levels): value for levels, value in means.items()}
+        places = {
+            "random": (inner, found.inner, text, found.random),
+            "reversed": (text, found.outer, inner, found.inner),
+            "sibling": (inner, found.inner, text, found.sibling),
+        }
+        positive = scores_of_rows(score, inner, found.inner, text, found.outer)
+        negatives = {kind: scores_of_rows(score, *places[kind]) for kind in found.negatives}
+        for kind, negative in negatives.items():
+            statistics[relation, name, kind] = auc_of(positive, negative, found.shares)
+        every = [(1 / len(negatives), statistics[relation, name, kind]) for kind in negatives]
+        statistics[relation, name, "mean"] = bootstrap.combine(every)
+        for low, high in np.unique(found.levels, axis=0):
+            rows = np.flatnonzero((found.levels == (low, high)).all(1))
+            values = [
+                auc_of(positive[rows], negative[rows], found.shares[rows]).value for negative in negatives.values()
+            ]
+            known = [value for value in values if not np.isnan(value)]
+            levels = f"{found.names[low]} in {found.names[high]}"
+            by_level[relation, name, levels] = float(np.mean(known)) if known else float("nan")
     intervals = bootstrap.intervals({"/".join(key): statistic for key, statistic in statistics.items()}, draws)
     return Entailment(model, {key: intervals["/".join(key)] for key in statistics}, statistics, by_level)
 
 
-def score_pairs(
-    score: KindScore, inner: Items, outer: Items, pairs: KindPairs
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """A score of the true pairs (P,), and by negative (P,), NaN where there is none."""
-
-    def of(a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
-        kept = np.flatnonzero((rows >= 0) & (others >= 0))
-        out = np.full(len(rows), np.nan)
-        for part in np.split(kept, range(BLOCK, len(kept), BLOCK)):
-            if len(part):
-                out[part] = score.pairs(a.select(rows[part]), b.select(others[part])).double().numpy()
-        return out
-
-    others = {
-        "random": (inner, pairs.inner, outer, pairs.random),
-        "reversed": (outer, pairs.outer, inner, pairs.inner),
-        "sibling": (inner, pairs.inner, outer, pairs.sibling),
-    }
-    return of(inner, pairs.inner, outer, pairs.outer), {name: of(*others[name]) for name in pairs.negatives}
+def scores_of_rows(score: KindScore, a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
+    """A score of pairs of rows (P,), NaN where either is -1."""
+    kept = np.flatnonzero((rows >= 0) & (others >= 0))
+    out = np.full(len(rows), np.nan)
+    for part in np.split(kept, range(BLOCK, len(kept), BLOCK)):
+        if len(part):
+            out[part] = score.pairs(a.select(rows[part]), b.select(others[part])).double().numpy()
+    return out
 
 
 def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> Statistic:
@@ -131,17 +132,6 @@ def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> St
         return np.concatenate(found)
 
     return Statistic({"concepts": size}, estimate)
-
-
-def level_means(positive: np.ndarray, negatives: Mapping[str, np.ndarray], pairs: KindPairs) -> dict[str, float]:
-    """The mean AUC over negatives of each two levels, `name in group`, without intervals."""
-    out = {}
-    for low, high in np.unique(pairs.levels, axis=0):
-        rows = np.flatnonzero((pairs.levels == (low, high)).all(1))
-        values = [auc_of(positive[rows], negative[rows], pairs.shares[rows]).value for negative in negatives.values()]
-        known = [value for value in values if not np.isnan(value)]
-        out[f"{pairs.names[low]} in {pairs.names[high]}"] = float(np.mean(known)) if known else float("nan")
-    return out
 
 
 def compare(

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
-from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
+from prolip.hierarchy import STEPS
+from prolip.hierarchy.traversal import Traversal
 
 #: Images that are embedded at a time.
 BATCH = 64
@@ -150,23 +150,6 @@ def benchmark_metrics(
         trace = text.trace.numpy()[data.rows]
         out["benchmark/d_corr_trace"] = float(np.sign(trace[:, general] - trace[:, specific]).mean())
     return out
-
-
-def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
-    data: HierarCaps,
-    files: Sequence[Path],
-    embedder: Embedder,
-    steps: int = STEPS,
-    inclusion: str | Pairwise = INCLUSIONS[0],
-    progress: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Metrics of both protocols by root; files: `data.files(...)`. A model of points has the empty root only."""
-    image = embed_files(embedder, files, progress)
-    text, empty = embedder.embed_texts(data.texts), embedder.embed_texts([""])
-    metrics = {}
-    for root in ROOTS if embedder.probabilistic else ("empty",):
-        metrics[root] = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
-    return metrics | {"empty": metrics["empty"] | benchmark_metrics(data, image, text, empty, steps)}
 
 
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,30 +80,18 @@ class Relevance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shortlist:
-    """The coarse top `size`, the first of equal items, are re-scored and always rank first."""
-
-    size: int
-    coarse: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c), as `PairScores.block`
-    paired: Callable[[Tensor, Tensor], Tensor]  # int64 indices of images and texts, (N,) each -> (N,)
-
-    def rows(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
-        near = largest(coarse, self.size)
-        row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
-        again = paired(row.flatten(), near.flatten()).view_as(near).double()
-        behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
-        return (coarse + behind).scatter_(1, near, again)
-
-
-@dataclass(frozen=True)
 class PairScores:
-    """Scores of images against texts, computed when asked for; larger is nearer."""
+    """Scores of images against texts, computed when asked for; larger is nearer.
+
+    The coarse top `shortlist` of a row, the first of equal items, are re-scored by `paired` and always rank first.
+    """
 
     images: int
     texts: int
-    block: Callable[[Index, Index], Tensor]
-    shortlist: Shortlist | None = None
+    block: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c)
+    shortlist: int = 0
+    coarse: Any = None  # as `block`
+    paired: Any = None  # int64 indices of images and texts, (N,) each -> (N,)
 
     @classmethod
     def from_matrix(cls, scores: Tensor) -> PairScores:
@@ -120,6 +107,18 @@ class PairScores:
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
         """The scores of image (N, D), text (M, D), csd by default; an asymmetric score takes images first, always."""
         score = CSDScore() if score is None else score
+        means, traces = [z.float().mean for z in (image, text)], (image.trace, text.trace)  # once, not by block
+        if type(score) is MeanScore:
+            means = [F.normalize(mean, dim=-1) for mean in means]
+
+        def block(rows: Index, columns: Index) -> Tensor:
+            if type(score) not in (MeanScore, CSDScore):
+                return score.pairwise(image.select(rows), text.select(columns))
+            with without_autocast(image.mean.device):
+                products = means[0][rows] @ means[1][columns].mT
+            if type(score) is MeanScore:
+                return products
+            return products - 0.5 * (traces[0][rows].unsqueeze(1) + traces[1][columns])
 
         def coarse(rows: Index, columns: Index) -> Tensor:
             return score.coarse(image.select(rows), text.select(columns))
@@ -127,22 +126,27 @@ class PairScores:
         def paired(i: Tensor, j: Tensor) -> Tensor:
             return score.paired(image.select(i), text.select(j))
 
-        shortlist = Shortlist(score.shortlist, coarse, paired) if score.shortlist else None
-        return cls(len(image.mean), len(text.mean), _gaussian_block(image, text, score), shortlist)
+        return cls(len(image.mean), len(text.mean), block, score.shortlist, coarse, paired)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
-        short = self.shortlist
-        if short is None or short.size >= self.texts:
+        if not 0 < self.shortlist < self.texts:
             return self.block(rows, slice(None))
-        return short.rows(short.coarse(rows, slice(None)), lambda i, j: short.paired(i + rows.start, j))
+        return self._listed(self.coarse(rows, slice(None)), lambda i, j: self.paired(i + rows.start, j))
 
     def text_rows(self, rows: slice) -> Tensor:
         """Some texts against all images."""
-        short = self.shortlist
-        if short is None or short.size >= self.images:
+        if not 0 < self.shortlist < self.images:
             return self.block(slice(None), rows).mT
-        return short.rows(short.coarse(slice(None), rows).mT, lambda j, i: short.paired(i, j + rows.start))
+        return self._listed(self.coarse(slice(None), rows).mT, lambda j, i: self.paired(i, j + rows.start))
+
+    def _listed(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
+        near = largest(coarse, self.shortlist)
+        row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
+        again = paired(row.flatten(), near.flatten()).view_as(near).double()
+        behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
+        return (coarse + behind).scatter_(1, near, again)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Images against all texts, some images at a time, as `row_blocks` gives them."""
@@ -151,32 +155,11 @@ class PairScores:
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
 
-        def within(scores: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+        def within(scores: Any) -> Any:
             return lambda i, j: scores(images[i], texts[j])
 
-        short = self.shortlist
-        short = short and Shortlist(short.size, within(short.coarse), within(short.paired))
-        return PairScores(len(images), len(texts), within(self.block), short)
-
-
-def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[Index, Index], Tensor]:
-    """`PairScores.block` of a score; traces and unit vectors are computed once, as they cost as much as the scores."""
-
-    def products(a: Tensor, b: Tensor, rows: Index, columns: Index) -> Tensor:
-        with without_autocast(a.device):
-            return a[rows] @ b[columns].mT
-
-    def csd(rows: Index, columns: Index) -> Tensor:
-        traces = image_trace[rows].unsqueeze(1) + text_trace[columns]
-        return products(image_mean, text_mean, rows, columns) - 0.5 * traces
-
-    if type(score) is MeanScore:
-        return partial(products, *(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
-    if type(score) is CSDScore:
-        image_mean, text_mean = (z.float().mean for z in (image, text))
-        image_trace, text_trace = image.trace, text.trace
-        return csd
-    return lambda rows, columns: score.pairwise(image.select(rows), text.select(columns))
+        parts = within(self.block), self.shortlist, within(self.coarse), within(self.paired)
+        return PairScores(len(images), len(texts), *parts)
 
 
 def row_blocks(
@@ -191,11 +174,9 @@ def row_blocks(
         if not wanted(rows):
             continue
         block = scores(rows)
-        if block.shape != (wanted_shape := (rows.stop - rows.start, gallery)):
+        if block.shape != (shape := (rows.stop - rows.start, gallery)):
             what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}"
-            raise ValueError(
-                f"{what}, wanted {wanted_shape}: give a row for each query, a column for each gallery item"
-            )
+            raise ValueError(f"{what}, wanted {shape}: give a row for each query, a column for each gallery item")
         refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics import as_array
-from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.bootstrap import Statistic, mean_of
 from prolip.evaluation.metrics.study import Samples, Study
 from prolip.evaluation.tasks.base import Scored, Task, match_reliability, text_gaussians, uncertainty_of
 from prolip.scores import Score
@@ -72,18 +72,23 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         yield Candidates(scores, true, rows, torch.full_like(rows, number))
 
 
+def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
+    """Mean Jaccard over all instances and by number of candidates. ValueError for one without a true candidate."""
+    values = jaccards(scored)
+    return {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
+
+
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12.
 
     Study: error = 1 - Jaccard of a cue, refused by the negative of the best score and by the cue's uncertainty.
     """
     scored, found = list(score_candidates(features, score)), None
-    values = jaccards(scored)
     if study:
         uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
         if features.model.probabilistic and features.text is not None:
             uncertainties["text"] = uncertainty_of(features)(features.text)
-        samples = {"refusal": Samples.of(1 - values, uncertainties)}
+        samples = {"refusal": Samples.of(1 - jaccards(scored), uncertainties)}
         found = Study(samples, match_reliability(scored, features, score))
     return Scored(
         {name: mean_of(np.where(x, values, np.nan), "cues") for name, x in parts(scored).items()}, study=found
