@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from prolip.embedder import Embedder, ModelCard
-from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features, image_features
 from prolip.evaluation.metrics.streaming import PairScores
@@ -30,7 +29,7 @@ from prolip.prompts.templates import (
     class_prompts,
 )
 from prolip.prompts.weights import PromptWeights, in_braces
-from prolip.scores import Score, Similarity
+from prolip.scores import Score
 from prolip.utils.documents import fingerprint
 
 CHOSEN = "best, chosen by one half of the labelled images for the other"
@@ -54,26 +53,19 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
 
 
 def fit_prompts(
-    dataset: Dataset,
-    embedder: Embedder,
-    settings: Reweighing,
-    templates: Sequence[str] = (),
-    similarity: Similarity = None,
-    store: FeatureStore | None = None,
-    **options: Any,
+    dataset: Dataset, embedder: Embedder, settings: Reweighing, templates: Sequence[str] = (), **options: Any
 ) -> PromptWeights:
     """The weights of all prompts of a data set's classes by its images, see `bprw.reweigh`.
 
-    templates: prompts, default the data set's own; store, options: as of `compute_features`. ValueError for data
+    templates: prompts, default the data set's own; options: as of `compute_features`. ValueError for data
     without classes, a model of points, and shots of images without labels.
     """
     check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
-    score = embedder.card.scored_by(similarity)
     templates = tuple(map(in_braces, templates or dataset.templates))
-    features = image_features(dataset, embedder, store, **options)
+    features = image_features(dataset, embedder, **options)
     texts, _ = class_prompts(dataset.classnames, templates)
     prompts = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
-    fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
+    fit = reweigh(settings, features.image, features.keys, prompts, embedder.scored_by(), features.labels)
     model, seen = (embedder.name, embedder.fingerprint), frozenset(dataset.contents.values())
     own = (dataset.classnames, templates, fit.weights)
     return PromptWeights(*own, *model, settings, dataset.source, dataset.fingerprint, seen)

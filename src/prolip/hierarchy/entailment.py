@@ -49,7 +49,7 @@ class KindPairs:
 
 
 class Entailment(NamedTuple):
-    """The AUCs of one model with their intervals, and as functions of the draws; by_level: means over negatives of two levels."""
+    """The AUCs of one model with their intervals, as functions of the draws, and of each two levels by name."""
 
     model: str
     auc: dict[Key, Interval]

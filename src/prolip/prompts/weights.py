@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,23 +35,18 @@ class UnfitPrompts(ValueError):
 
 @dataclass(frozen=True)
 class PromptWeights:
-    """The weights of every class's prompts, with all that decides where they may be used.
-
-    table: (C, T), rows of sum 1, for classnames x templates ({c} in the name's place); model, fingerprint: of the
-    model; settings: of the fit to images from the source `images` with the fingerprint `data` and these `contents` of
-    their files (`Sample.content`; empty in old files).
-    """
+    """The weights of every class's prompts, with all that decides where they may be used."""
 
     way: ClassVar[str] = "fitted"
     classnames: tuple[str, ...]
-    templates: tuple[str, ...]
-    table: Tensor
+    templates: tuple[str, ...]  # with {c} in the name's place
+    table: Tensor  # (C, T), rows of sum 1
     model: str
-    fingerprint: str
+    fingerprint: str  # of the model
     settings: Reweighing
-    images: str
-    data: str
-    contents: frozenset[str] = frozenset()
+    images: str  # the source that they were fitted to
+    data: str  # its fingerprint
+    contents: frozenset[str] = frozenset()  # `Sample.content` of its images; empty in old files
 
     def __str__(self) -> str:
         return f"{self.rule} by {self.images} [{self.digest}]"
@@ -84,10 +80,9 @@ class PromptWeights:
         parts = ("classes", self.classnames, tuple(classnames)), ("prompts", self.templates, prompts)
         for what, own, given in parts:
             if own != given:
-                both = list(zip(own, given))
-                place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
-                mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
-                differ = f"these are {len(given)}, and number {place + 1} is {mine} there and {theirs} here"
+                pairs = enumerate(zip_longest(own, given), 1)
+                number, mine, theirs = next((i, a, b) for i, (a, b) in pairs if a != b)
+                differ = f"these are {len(given)}, and number {number} is {mine!r} there and {theirs!r} here"
                 raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, {differ}: {AGAIN} with these {what}")
         if data is not None and data == self.data:
             raise UnfitPrompts(f"{self} were fitted to these very images, {OTHERS}")

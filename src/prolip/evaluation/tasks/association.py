@@ -90,9 +90,7 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
             uncertainties["text"] = uncertainty_of(features)(features.text)
         samples = {"refusal": Samples.of(1 - jaccards(scored), uncertainties)}
         found = Study(samples, match_reliability(scored, features, score))
-    return Scored(
-        {name: mean_of(np.where(x, values, np.nan), "cues") for name, x in parts(scored).items()}, study=found
-    )
+    return Scored(statistics_of(scored), study=found)
 
 
 TASK = Task("jaccard_score_10-12", texts, names, score_task)
