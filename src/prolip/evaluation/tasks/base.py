@@ -12,6 +12,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
+from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.streaming import PairScores
 from prolip.evaluation.metrics.study import Study
 from prolip.gaussian import Gaussian
@@ -19,6 +20,8 @@ from prolip.prompts.templates import class_prompts
 from prolip.scores import Score
 
 Metrics = dict[str, float]
+#: Images up to which R-AUROC is computed, as it takes their square of scores.
+NEIGHBOURS = 50_000
 
 
 class Scored(NamedTuple):
@@ -83,13 +86,24 @@ def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
 
 def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
     """What `study_classification` and `study_retrieval` take after the scores and their labels."""
-    text, own = text_gaussians(features), features.model.scored_by()
-    gaussians = (features.image, text) if features.model.probabilistic else (None, None)
+    text, own, known = text_gaussians(features), features.model.scored_by(), features.model.probabilistic
+    uncertainties = (own.uncertainty(z) if known else None for z in (features.image, text))
 
     def of_pairs(i: Tensor, j: Tensor) -> Tensor | None:
         return own.pair_uncertainty(features.image.select(i), text.select(j))
 
-    return *gaussians, Matches.of(score, features.evidence, text), own.uncertainty, of_pairs
+    return Matches.of(score, features.evidence, text), *uncertainties, of_pairs
+
+
+def with_neighbours(study: Study, features: Features) -> Study:
+    """The study with `refusal/R-AUROC` and `refusal/1-NN`, of NEIGHBOURS images or less, where they have classes."""
+    labels = features.labels
+    if labels is None or not features.model.probabilistic or len(labels) < 2:
+        return study
+    if len(labels) > NEIGHBOURS:
+        return study._replace(too_large_for=("refusal/R-AUROC", "refusal/1-NN"))
+    found = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
+    return study._replace(extra={f"refusal/{key}": value for key, value in found.items()})
 
 
 def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str, Any]:

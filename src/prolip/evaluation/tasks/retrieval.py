@@ -42,10 +42,7 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     labels, found = [own] if complete is None else [complete, own], None
     if study:
         i2t, t2i, found = study_retrieval(scores, labels, *base.study_parts(features, score))
-        if features.labels is not None and features.model.probabilistic:
-            found = found.with_neighbours(
-                features.image, features.labels, base.uncertainty_of(features)(features.image)
-            )
+        found = base.with_neighbours(found, features)
     else:
         i2t = rank_sparse(scores.image_rows, *labels)
         t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
