@@ -55,7 +55,7 @@ class FewShotClassifier(ImageClassifier):
         self._begin(None if self.model is None else self._embedder())
         if self.model is None:
             x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-            found = Embedded(base.points(torch.from_numpy(x)), {})
+            found = Embedded(base.points(torch.tensor(x)), {})
         else:
             self.dimension_ = self._embedder().embed_texts([""]).mean.shape[1]
             found, y = self._look(X), column_or_1d(y)
@@ -109,7 +109,7 @@ class FewShotClassifier(ImageClassifier):
 
     def _embedded(self, X: Any) -> Embedded:
         if self.model is None and self.card_ is None:
-            return Embedded(base.points(torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))), {})
+            return Embedded(base.points(torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))), {})
         return super()._embedded(X)
 
 

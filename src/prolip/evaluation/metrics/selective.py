@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
+from sklearn.metrics import roc_auc_score
 
 from prolip.evaluation.metrics import Array, as_array
-from prolip.evaluation.metrics.bootstrap import auroc_of
 from prolip.evaluation.metrics.streaming import Nearest, PairScores
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
@@ -63,7 +63,10 @@ def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
 def auroc(uncertainty: Array, wrong: Array) -> float:
     """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN for one kind."""
     uncertainty, wrong = _checked(uncertainty, wrong)
-    return auroc_of(uncertainty, (wrong > 0).astype(np.float64), "answers").value
+    if len(np.unique(wrong > 0)) < 2:
+        return float("nan")
+    order = np.unique(uncertainty, return_inverse=True)[1]  # scikit-learn refuses infinite scores
+    return float(roc_auc_score(wrong > 0, order))
 
 
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
