@@ -147,10 +147,10 @@ def captioned(seed, images, captions=5, spread=1.5):
 def test_intervals_of_clustered_captions_hold_the_truth_as_often_as_they_say():
     """The true value is 1/2 by symmetry. Captions drawn one by one would cover 82% of t2i."""
     held = {}
-    for seed in range(200):
+    for seed in range(120):
         for name, found in intervals(captioned(seed, 80), 150, seed=seed).items():
-            held[name] = held.get(name, 0) + (found.low <= 0.5 <= found.high) / 200
-    assert all(0.92 <= share <= 0.98 for share in held.values()), held
+            held[name] = held.get(name, 0) + (found.low <= 0.5 <= found.high) / 120
+    assert all(0.89 <= share <= 0.99 for share in held.values()), held
 
 
 def test_captions_are_drawn_as_often_as_their_image_in_every_direction():
