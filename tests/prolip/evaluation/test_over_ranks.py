@@ -21,6 +21,7 @@ from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
+from prolip.gaussian import Gaussian
 
 
 def make_sets(root: Path) -> list[str]:
@@ -50,7 +51,7 @@ def metrics_of_rank(rank: int, folder: str, sets: list[str]) -> list:
     return [None if result is None else (result.key, result.metrics, result.info["images"]) for result in found]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size):
     embedder = Embedder.load(folder)
     wanted = [evaluate_dataset(open_dataset(spec), embedder, batch_size=4) for spec in sets]
@@ -62,7 +63,7 @@ def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size
             assert math.isclose(value, result.metrics[name], rel_tol=1e-6, abs_tol=1e-6), (key, name)
 
 
-@pytest.mark.parametrize("of", [1, 2, 3, 5])
+@pytest.mark.parametrize("of", [2, 5])
 def test_shares_hold_every_sample_once_in_an_order_that_can_be_restored(sets, of):
     for spec in sets:
         dataset = open_dataset(spec)
@@ -78,14 +79,9 @@ def test_keys_that_repeat_are_told_apart_as_in_one_pass(tmp_path, ours):
     (tmp_path / "dataset_type.txt").write_text("retrieval")
     dataset = open_dataset(f"wds:{tmp_path}")
     found = [(list(dataset.samples(Share(number, 2))), [], None) for number in range(2)]
-    found = [(samples, [over_ranks.pack("image", blank(len(samples)))], None) for samples, _, _ in found]
+    blank = [Gaussian(torch.ones(len(samples), 4), torch.zeros(len(samples), 4)) for samples, *_ in found]
+    found = [(samples, [z], None) for (samples, *_), z in zip(found, blank)]
     assert list(over_ranks.merge(dataset, ours, found).keys) == [sample.key for sample in dataset.samples()]
-
-
-def blank(rows: int):
-    from prolip.gaussian import Gaussian
-
-    return Gaussian(torch.ones(rows, 4), torch.zeros(rows, 4))
 
 
 def damaged_on_ranks(rank: int, folder: str, source: str) -> tuple:
@@ -101,14 +97,13 @@ def damaged_on_ranks(rank: int, folder: str, source: str) -> tuple:
     return tuple(answers)
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, shards):
+def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder):
     root = mini.wds_classification(tmp_path / "wds_birds", images=12)
     samples = [
         (s.key, {"png": s.image if i != 5 else s.image[:100], "cls": str(s.label).encode()})
         for i, s in enumerate(open_dataset(f"wds:{root}").samples())
     ]
-    mini.write_shards(root / "test", samples, shards=shards)
+    mini.write_shards(root / "test", samples, shards=1)
     first, second, third = run_ranks(3, damaged_on_ranks, folder, f"wds:{root}")
     for damaged, images in first[:2]:
         assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
@@ -117,7 +112,7 @@ def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, sha
 
 
 def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> int | None:
-    """Collectives of the training give up after two seconds; reading takes rank 1 five."""
+    """Collectives of the training give up after two seconds; reading takes rank 1 three."""
     dist.barrier()  # or a rank that is quick would leave while the other one still connects to it
     dist.destroy_process_group()
     dist.init_process_group(
@@ -127,7 +122,7 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
     dataset = open_dataset(source)
 
     def slow(share):
-        time.sleep(5 * share.number)
+        time.sleep(3 * share.number)
         yield from dataset.samples(share)
 
     result = evaluate_over_ranks(replace(dataset, samples=slow), Embedder.load(folder), group=waiting, workers=0)
