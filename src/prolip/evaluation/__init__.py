@@ -1,6 +1,6 @@
 """Models on test sets: `open_dataset`, `compute_features`, `evaluate_dataset`, `study_features`."""
 
-from prolip.utils.late import late
+from prolip.utils.moved import late
 
 # Late, as metrics alone need neither towers nor readers of files.
 __getattr__ = late(

@@ -4,8 +4,8 @@ import copy
 import json
 from pathlib import Path
 
+import miniatures
 import pytest
-import wds_folders
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 
 from prolip import factory
@@ -35,7 +35,7 @@ def model_folder(folder, config, block, key, value):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    wds_folders.classification(folder / "wds_cifar10_test", 4, 1)
+    miniatures.wds_classification(folder / "wds_cifar10_test", images=4, shards=1)
     return folder
 
 
