@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import MODEL, Compute, Model, check, command, flag, load, output, shared
+from prolip.cli.command import MODEL, Compute, Flags, Model, check, command, flag, load, output, shared
 from prolip.cli.eval import DRAWINGS, corpus_of
 from prolip.hierarchy import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.outputs import replacing
@@ -27,15 +27,16 @@ MODELS = (
 )
 
 
+def inclusion_by(what: str) -> Flags:
+    """The measure of inclusion."""
+    text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
+    return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN))
+
+
 #: How to traverse.
 TRAVERSAL = (
     flag("--steps", "steps from the caption to the root", default=STEPS, least=2),
-    flag(
-        "--inclusion",
-        f"measure by which a caption includes an image most, or {OWN}: the model's score (default: {INCLUSIONS[0]})",
-        default=INCLUSIONS[0],
-        choices=(*INCLUSIONS, OWN),
-    ),
+    inclusion_by("a caption includes an image most"),
 )
 
 

@@ -94,8 +94,9 @@ class PairScores:
     paired: Any = None  # int64 indices of images and texts, (N,) each -> (N,)
 
     @classmethod
-    def from_matrix(cls, scores: Tensor) -> PairScores:
+    def from_matrix(cls, matrix: Tensor | np.ndarray) -> PairScores:
         """A matrix in memory, images in rows: (N, M)."""
+        scores = torch.as_tensor(matrix)
 
         def block(rows: Index, columns: Index) -> Tensor:
             both = isinstance(rows, Tensor) and isinstance(columns, Tensor)
