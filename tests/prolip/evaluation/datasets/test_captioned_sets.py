@@ -73,7 +73,7 @@ def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones
 
 
 # --- CUB --------------------------------------------------------------------------------------------------------------
-def test_the_splits_of_cub_are_those_of_its_lists(tmp_path):
+def test_the_splits_of_cub_are_those_of_its_lists_and_an_image_has_its_species_and_all_captions(tmp_path):
     captions, images = mini.cub(tmp_path)
     everything = sorted(f"{path.parent.name}/{path.name}" for path in images.rglob("*.jpg"))
     of = {
@@ -83,10 +83,6 @@ def test_the_splits_of_cub_are_those_of_its_lists(tmp_path):
     assert of["test"] == [key for key in everything if key not in everything[::3]]
     assert of["unseen"] == everything[-3:] and of["seen"] == everything[::3][:-1]
     assert sorted(of["train"] + of["test"]) == sorted(of["trainval"] + of["seen"] + of["unseen"]) == everything
-
-
-def test_an_image_of_cub_has_its_species_and_all_its_captions(tmp_path):
-    captions, images = mini.cub(tmp_path)
     dataset = open_set("cub", captions, images, split="unseen")
     for sample in dataset.samples():
         assert sample.label == 3 and len(sample.captions) == 10
