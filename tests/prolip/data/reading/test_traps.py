@@ -166,8 +166,8 @@ def test_members_of_zips_are_bounded(tmp_path):
         archive.writestr("images/a.jpg", bytes(BOUND + 1))
         archive.writestr("images/b.jpg", b"b")
     files, damage = ["a.jpg", "b.jpg"], FaultCounter()
-    found = tables.find_images(tmp_path, "images", files)
-    read = base.read_images(found.read, [base.Sample(name, b"") for name in files], damage)
+    found, *_ = tables.find_images(tmp_path, "images", files)
+    read = base.read_images(found, [base.Sample(name, b"") for name in files], damage)
     assert [sample.image for sample in read] == [b"b"]
     assert damage.kinds == {"missing image": 1} and f"at most {BOUND}" in damage.examples[0]
 
