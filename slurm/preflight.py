@@ -14,7 +14,6 @@ from importlib.metadata import distributions
 import torch
 
 from prolip.data.captions import CaptionSampler
-from prolip.data.config import check_divisible
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import read_shard, refuse_unusable, survey
@@ -43,8 +42,9 @@ def packages() -> list[str]:
 def check_batch(config: Config, ranks: int) -> None:
     """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
     rows = rows_per_rank(config, ranks)
-    if rows != AUTO:  # which follows from the data, and divides
-        check_divisible(rows // config.run.accum_freq, config.data.workers or 1)
+    workers = config.data.workers or 1
+    if rows != AUTO and (rows // config.run.accum_freq) % workers:  # "auto" follows from the data, and divides
+        raise ValueError(f"a batch of {rows // config.run.accum_freq} is not divisible by {workers} workers")
 
 
 def check_shards(config: Config) -> str:
