@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
+from prolip.utils.documents import read_json
 from prolip.utils.fields import option
 from prolip.utils.flags import Parser, argument_settings, flag_of
 from prolip.utils.outputs import check_output
@@ -19,42 +20,32 @@ from prolip.utils.outputs import check_output
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Old spellings that most commands had -> what to type.
-RENAMED = {
-    "out": "use --output",
-    "output-dir": "use --output",
-    "again": "use --overwrite",
-    "replace": "use --overwrite",
-}
-
+#: Command, or `verbs` -> old spellings, without dashes -> what to type.
+RENAMED: dict[str, dict[str, str]] = read_json(Path(__file__).with_name("renamed_flags.json"))
 #: Adds flags to a parser, or to a group of one.
 Flags = Callable[[Any], object]
 Run = Callable[[argparse.Namespace], int | None]
 
 
 class Command(NamedTuple):
-    """One command.
-
-    name: as typed after `prolip`. does: one line of help. example: a command line that works on the demo's model.
-    flags: in the order of the help. run: returns the exit code, None for 0. more: end of the help. retired: old flags,
-    without dashes -> what to type; "": what to type instead of a further word.
+    """One command. example: a command line that works on the demo's model; retired: old flags, without dashes, and what
+    to type, beside those in renamed_flags.json, where "" is what to type instead of a further word.
     """
 
-    name: str
-    does: str
+    name: str  # as typed after `prolip`
+    does: str  # one line of help
     example: str
-    flags: Sequence[Flags]
-    run: Run
-    more: str = ""
+    flags: Sequence[Flags]  # in the order of the help
+    run: Run  # returns the exit code, None for 0
+    more: str = ""  # end of the help
     retired: Mapping[str, str] = MappingProxyType({})
 
 
 def command(
     name: str, words: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Run], Command]:
-    """Decorate the function of a parsed command line as a command; its first sentence is the help.
-
-    words: those of the example after `prolip` and the name.
+    """Decorate the function of a parsed command line as a command; its first sentence is the help. words: those of the
+    example after `prolip` and the name.
     """
 
     def made(run: Run) -> Command:
@@ -65,9 +56,8 @@ def command(
 
 
 def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> Flags:
-    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken.
-
-    The help ends in the default, and the type is that of the default, or int with `least`.
+    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken. The help ends
+    in the default, and the type is that of the default, or int with `least`.
     """
     default = settings.get("default")
     if "action" not in settings and (isinstance(default, (int, float)) or least is not None):
@@ -103,18 +93,18 @@ def parser_of(command: Command) -> Parser:
     """The parser of a command."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
-    more = "\n".join(wrapped(line) for line in command.more.splitlines())
-    settings = {"prog": f"prolip {command.name}", "description": about, "epilog": more}
+    lines = []
+    for line in command.more.splitlines():  # what describes a word stays in its column
+        column = re.match(r" *\S+ {2,}", line)
+        lines.append(textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0)))
+    retired = dict(command.retired)
+    for name in (command.name, command.name.split()[0], "prolip"):
+        retired = RENAMED.get(name, {}) | retired
+    settings = {"prog": f"prolip {command.name}", "description": about, "epilog": "\n".join(lines)}
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(RENAMED | dict(command.retired), formatter_class=form, **settings)
+    parser = Parser(retired, formatter_class=form, **settings)
     add_all(parser, command.flags)
     return parser
-
-
-def wrapped(line: str) -> str:
-    """A line of help at 80 columns; what describes a word stays in its column."""
-    column = re.match(r" *\S+ {2,}", line)
-    return textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,9 +154,8 @@ def shared(
     help: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Flags:
-    """Flags of a shared group, by the names of its fields; all of them if no name is given.
-
-    required: flags that must be given. help, defaults: a flag's text and default in this command.
+    """Flags of a shared group, by the names of its fields; all of them if no name is given. required: flags that must
+    be given. help, defaults: a flag's text and default in this command.
     """
     hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
@@ -213,11 +202,10 @@ def check(args: argparse.Namespace, folder: bool = False) -> None:
 
 def file_of_clone(name: str, remedy: str) -> Path:
     """Return a file of the clone that this package or the working directory belongs to. ValueError outside a clone."""
-    clones = Path(__file__).resolve().parents[3], Path.cwd()
-    file = next((path for clone in clones if (path := clone / name).is_file()), None)
-    if file is None:
-        raise ValueError(remedy)
-    return file
+    for clone in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (clone / name).is_file():
+            return clone / name
+    raise ValueError(remedy)
 
 
 def part_of(text: str | None) -> tuple[int, int]:

@@ -13,25 +13,6 @@ from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
 SHOWN = [*TABLES, VERDICT]
-RECIPES = ("demo", "paper", "full")
-#: Flags that plans had before -> what to type.
-RENAMED = {
-    "global-batch": "use --global-batch-size",
-    "samples": "use --max-samples",
-    "ema": "use --ema-decay",
-    "recompute": "use --grad-checkpointing and --checkpoint-policy",
-    "parallel": "use --fsdp",
-    "cores-per-gpu": "use --workers",
-    "*every-*": "give --save-every-samples",
-    "measured*": "give --mfu of its metrics.jsonl, which holds for other models too, or --rate",
-    "exchange": "the traffic table has both",
-    "restart-minutes": "use --queue-minutes, which leaves out start and load",
-    "mtbf-node-hours": "count them into --mtbf-gpu-hours",
-    "*hop-us": "NCCL's own figures are taken",
-} | dict.fromkeys(
-    ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
-    "python scripts/studies/scaling/simulate_steps.py simulates; its --help lists its flags",
-)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
@@ -42,7 +23,6 @@ RENAMED = {
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
     more="docs/scaling.md explains the tables and what is assumed.",
-    retired=RENAMED,
 )
 def plan(args: argparse.Namespace) -> None:
     """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""
@@ -65,7 +45,9 @@ def plan(args: argparse.Namespace) -> None:
 @command(
     "demo",
     "--recipe paper",
-    flag("--recipe", "ten minutes on two cores, ProLIP's loss, or all concepts", choices=RECIPES, default="demo"),
+    flag(
+        "--recipe", "ten minutes on two cores, ProLIP's loss, or all", choices=("demo", "paper", "full"), default="demo"
+    ),
     output("folder of all runs", "overwrite", required=False, output="runs"),
     flag("more", "flags of prolip train: -- --max-steps 200", nargs="*", metavar="-- FLAGS"),
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",

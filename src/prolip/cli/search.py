@@ -14,19 +14,7 @@ if TYPE_CHECKING:
     from prolip.embedder import Embedder
     from prolip.search.index import SearchIndex
 
-RETIRED = {
-    "kind": "use --index-type",
-    "effort": "use --probe",
-    "shortlist": "use --rerank",
-    "exactly": "use --exact",
-    "together": "use --combine",
-    "wider": "use --more-general",
-    "narrower": "use --more-specific",
-    "anew": "use --rebuild",
-}
-
-
-# --- flags ------------------------------------------------------------------------------------------------------------
+DATA = "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."
 #: Flags of every command on an index.
 INDEX = (
     flag("index", "folder of the index", metavar="INDEX"),
@@ -36,13 +24,7 @@ INDEX = (
 ADDED = (
     *INDEX,
     flag("--restore", "add deleted items again, too", action="store_true"),
-    shared(
-        Data,
-        "data",
-        "skip_damaged",
-        required=["data"],
-        help={"data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."},
-    ),
+    shared(Data, "data", "skip_damaged", required=["data"], help={"data": DATA}),
 )
 OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
 #: Flags of refusal, also of `prolip explore`.
@@ -54,7 +36,6 @@ REFUSAL = titled(
 )
 
 
-# --- building ---------------------------------------------------------------------------------------------------------
 def given(args: argparse.Namespace) -> Embedder | None:
     """The model that --model names, None without it."""
     return load(args) if args.model else None
@@ -83,7 +64,6 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     *ADDED,
     shared(Model),
     COMPUTE,
-    retired=RETIRED,
 )
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or update it to what its source holds now."""
@@ -114,7 +94,6 @@ def add_source(args: argparse.Namespace) -> None:
     "runs/index --rebuild",
     *INDEX,
     flag("--rebuild", "learn the approximate index again, from all rows", action="store_true"),
-    retired=RETIRED,
 )
 def finish_index(args: argparse.Namespace) -> None:
     """Add all rows to the approximate index."""
@@ -145,21 +124,10 @@ def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -
     print(f"{len(index):,} items in {args.index}, ranked by {index.score.in_words}, {index.kind.name}")
 
 
-# --- asking -----------------------------------------------------------------------------------------------------------
 def check_risk(args: argparse.Namespace) -> None:
     """ValueError for --risk without --calibrate, or the other way round."""
     if (args.risk is None) != (args.calibrate is None):
         raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
-
-
-def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
-    """The text and image of each question. ValueError for none, and for --combine of more of one than of the other."""
-    if args.combine and (len(args.text) != len(args.image) or not args.text):
-        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
-    if not args.text + args.image:
-        raise ValueError("no question: give --text or --image")
-    alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
-    return list(zip(args.text, args.image)) if args.combine else alone
 
 
 @command(
@@ -182,7 +150,6 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
     shared(Output, "json"),
     OWN,
     shared(Compute, "device", "precision"),
-    retired=RETIRED | {"": "search for a text by --text 'a cat', for an image by --image FILE"},
 )
 def query(args: argparse.Namespace) -> None:
     """Search the index by text and image."""
@@ -191,7 +158,12 @@ def query(args: argparse.Namespace) -> None:
     if wider is not None and args.risk is not None:
         what = "--risk is of the first answer by the score, and --more-general and --more-specific rank by inclusion"
         raise ValueError(f"{what}: leave one out")
-    pairs = pairs_of(args)
+    if args.combine and (len(args.text) != len(args.image) or not args.text):
+        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
+    if not args.text + args.image:
+        raise ValueError("no question: give --text or --image")
+    alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
+    pairs = zip(args.text, args.image) if args.combine else alone
     from prolip.search.query import Query, ask, read_queries
 
     index, questions = opened(args), [Query(*pair) for pair in pairs]

@@ -39,27 +39,24 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores shards. urls: of all, in order; signals: `PairSignals`; preprocess: a Pillow image -> (3, H, W). about:
-    the model and the options that the tables depend on.
-    """
+    """Scores shards."""
 
-    urls: Sequence[str]
+    urls: Sequence[str]  # of all shards, in order
     folder: Path
-    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]
+    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]  # as `PairSignals`
     preprocess: Callable[[Image.Image], Tensor]
     captions: CaptionSampler
-    about: dict[str, Any]
+    about: dict[str, Any]  # the model and the options that the tables depend on
     read: ShardReader = ShardReader()
     threads: int = 1
 
     @classmethod
     def of(cls, model: Embedder, urls: Sequence[str], folder: Path, captions: str = "txt", threads: int = 1) -> Scorer:
-        """Score these shards by a model. captions: as --caption-sampling; of several captions the likeliest counts."""
+        """Score these shards by a model. captions: as --caption-sampling; the likeliest of several counts."""
         about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision}
         about |= {"captions": captions, "score": model.score.name}
-        read = SourceReader(ReadPolicy(), find_index(urls))
-        signals, sampler = PairSignals(model), CaptionSampler.parse(captions)
-        return cls(urls, folder, signals, model.preprocess, sampler, about, read, threads)
+        read, sampler = SourceReader(ReadPolicy(), find_index(urls)), CaptionSampler.parse(captions)
+        return cls(urls, folder, PairSignals(model), model.preprocess, sampler, about, read, threads)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -70,7 +67,7 @@ class Scorer:
 
     @cached_property
     def words(self) -> dict[str, Any]:
-        """The manifest of all tables. Addresses are without secrets."""
+        """The manifest of all tables, with addresses without secrets."""
         columns = {field.name: str(field.type) for field in self.schema}
         return {**self.about, "format": FORMAT, "columns": columns, "shards": [name_of(url) for url in self.urls]}
 
@@ -105,14 +102,14 @@ class Scorer:
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
 
     def missing(self, numbers: Iterable[int]) -> dict[int, tables.Stamp]:
-        """The shards that are not done -> the `stamp` of their table."""
-        stamps = {number: tables.stamp(self.path(number)) for number in numbers}  # before `is_done` looks at them
+        """The shards that are not done -> the `stamp` of their table, from before it was looked at."""
+        stamps = {number: tables.stamp(self.path(number)) for number in numbers}
         done = in_threads(self.is_done, iter(stamps), self.threads, 64)
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a shard and write its table; returns the table's note. The table of a shard that breaks off has the
-        samples before, says so, and is made again by the next run.
+        """Score a shard and write its table; returns the table's note. Of a shard that breaks off the table has the
+        samples before, and is made again by the next run.
         """
         faults: Counter[str] = Counter()
         broken = first = ""
@@ -129,7 +126,12 @@ class Scorer:
         parts: list[pa.Table] = []
         samples = in_threads(self.decode, enumerate(rows()), self.threads, 2 * BATCH)
         while group := list(islice(samples, BATCH)):
-            parts.append(self.table_of(group))
+            if good := [sample for sample in group if "pixels" in sample]:
+                pixels = torch.stack([sample["pixels"] for sample in good])
+                for name, values in self.signals(pixels, [sample["caption"] for sample in good]).items():
+                    for sample, value in zip(good, values.tolist()):
+                        sample[name] = value
+            parts.append(pa.Table.from_pylist(group, schema=self.schema))
         whole = pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
         sums = hashlib.sha256()
         for key, content, fault in zip(*whole.select(["key", "content", "fault"]).to_pydict().values()):
@@ -154,20 +156,10 @@ class Scorer:
             image = decode_image(image_bytes(raw))
             pixels = self.preprocess(image)
             found |= {"width": image.width, "height": image.height, "pixels": pixels}
-        except SampleFault as error:
-            found["fault"] = printable(str(error))
         except Exception as error:  # such as an image one pixel wide, which cannot be resized
-            found["fault"] = printable(f"failed transform: {type(error).__name__}: {error}")
+            is_known = isinstance(error, SampleFault)
+            found["fault"] = printable(str(error) if is_known else f"failed transform: {type(error).__name__}: {error}")
         with suppress(SampleFault):  # damaged JSON
             uid = json_record(raw).get("uid") if "json" in raw else None
             found["uid"] = printable(uid) if isinstance(uid, str) else None
         return found
-
-    def table_of(self, group: Sequence[dict[str, Any]]) -> pa.Table:
-        """The rows of a batch, without signals for samples that cannot be used."""
-        if good := [sample for sample in group if "pixels" in sample]:
-            pixels = torch.stack([sample["pixels"] for sample in good])
-            for name, values in self.signals(pixels, [sample["caption"] for sample in good]).items():
-                for sample, value in zip(good, values.tolist()):
-                    sample[name] = value
-        return pa.Table.from_pylist(group, schema=self.schema)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from prolip.curate import tables
 from prolip.curate.rules import PLAIN, Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
-from prolip.curate.tables import BITS, SIGNATURE, Table, read_table, whole_column
+from prolip.curate.tables import BITS, SIGNATURE, SampleTable, read_table, whole_column
 from prolip.data.captions import stable_hash
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import is_local
@@ -43,15 +43,13 @@ FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to keep. rules: drop samples; keep: the largest share of all samples to keep, the best `by`; copies: how
-    often a sample is written on average, 0 to 10; duplicates: the cosine from which images count as one.
-    """
+    """What to keep."""
 
-    rules: Sequence[Rule] = ()
-    keep: float = 1.0
+    rules: Sequence[Rule] = ()  # drop samples
+    keep: float = 1.0  # the largest share of all samples to keep, the best `by`
     by: Expression | None = None
-    copies: Expression | None = None
-    duplicates: float | None = None
+    copies: Expression | None = None  # how often a sample is written on average, 0 to 10
+    duplicates: float | None = None  # the cosine from which images count as one
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -71,11 +69,6 @@ class Choice:
         names = (*OWN, *(rule.name for rule in self.rules))
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
-    @property
-    def expressions(self) -> list[Expression]:
-        """All formulas."""
-        return [rule.drop for rule in self.rules] + [x for x in (self.by, self.copies) if x is not None]
-
     def words(self) -> dict[str, Any]:
         """The choice as JSON values."""
         drop = {rule.name: rule.drop.text for rule in self.rules}
@@ -94,11 +87,12 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     manifest, paths = tables.tables_of(folder)
     mark, bits = tables.digest(manifest), choice.bits
     notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
-    for expression in choice.expressions:
-        expression.check_columns(tables.signals_of(manifest["columns"]))
+    formulas = [rule.drop for rule in choice.rules] + [x for x in (choice.by, choice.copies) if x is not None]
+    for formula in formulas:
+        formula.check_columns(tables.signals_of(manifest["columns"]))
     quantiles = {
         (name, share): quantile(whole_column(paths, name), share)
-        for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))
+        for name, share in sorted(set().union(*(x.quantiles for x in formulas)))
     }
     reasons = decide(paths, choice, quantiles)
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
@@ -176,17 +170,16 @@ def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, An
 
 def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     """The summary of the selection in `folder`, and its tables of scores. ValueError if they do not belong together."""
-    try:
-        summary = tables.read_words(folder / SELECTION / SUMMARY, AGAIN)
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first") from None
-    _, paths = tables.tables_of(folder)
+    place = folder / SELECTION / SUMMARY
+    if not place.exists():
+        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first")
+    summary, (_, paths) = tables.read_words(place, AGAIN), tables.tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)
     return summary, paths
 
 
-def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
+def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:
     """A table of scores with some columns, and its table of the selection; without names only their notes. ValueError
     if one belongs to other scores or to another selection.
     """
@@ -210,7 +203,7 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
     for columns in (read_table(path, wanted).columns for path in paths):
-        faulty = np.array([fault is not None for fault in columns["fault"]], dtype=bool)
+        faulty = columns["fault"] != np.array(None)
         own = np.where(faulty, bits[UNUSABLE], np.uint64(0))
         for rule in choice.rules:
             own |= np.where(rule.drop(columns, quantiles) & ~faulty, bits[rule.name], np.uint64(0))
@@ -219,7 +212,10 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
     value = values(paths, choice.by, quantiles) if choice.by is not None else None
     if choice.duplicates is not None:
         quality = whole_column(paths, "cosine") if value is None else value
-        repeated = duplicates_of(read_signatures(paths), quality, reasons == 0, radius_of(choice.duplicates))
+        none = bytes(BITS // 8)  # of samples without a signature
+        parts = [b"".join(x or none for x in read_table(path, [SIGNATURE]).columns[SIGNATURE]) for path in paths]
+        signatures = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
+        repeated = duplicates_of(signatures, quality, reasons == 0, radius_of(choice.duplicates))
         reasons[repeated >= 0] |= bits[DUPLICATE]
     room, rows = int(choice.keep * len(reasons)), np.flatnonzero(reasons == 0)
     if value is not None and len(rows) > room:
@@ -276,15 +272,6 @@ def radius_of(cosine: float) -> int:
     if not 0 < cosine <= 1:
         raise ValueError(f"--duplicates {cosine}: give the cosine from which images count as one, such as 0.97")
     return math.floor(BITS * math.acos(cosine) / math.pi)
-
-
-def read_signatures(paths: Sequence[Path]) -> np.ndarray:
-    """The signatures of all samples, (N, BITS / 8) uint8; zeros for missing ones."""
-    parts = []
-    for path in paths:
-        column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
-        parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
-    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:

@@ -68,12 +68,6 @@ def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
     return CHANGED if Identity(*was).differs(now) else ""
 
 
-def reader_of(data: str | None = None, allow_private_hosts: bool = False) -> ShardReader:
-    """A reader of the shards that tables name. data: the shards again, if their addresses have secrets."""
-    addresses = {name_of(url): url for url in (urls_of(data) if data else ())}
-    return SourceReader(ReadPolicy(public_only=not allow_private_hosts), addresses=addresses)
-
-
 def content_of(raw: Raw) -> bytes:
     """16 bytes that change with the name or the bytes of any member of a sample."""
     sums = hashlib.blake2b(digest_size=16)

@@ -14,7 +14,7 @@ import torch
 from prolip.data.faults import SampleFault
 from prolip.explorer.gallery import MAPPED, Captions, Once, number
 from prolip.explorer.limits import turn
-from prolip.explorer.open import Opened
+from prolip.explorer.open import Explored
 from prolip.explorer.query import Asker
 from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
 from prolip.explorer.thumbnails import Gone
@@ -41,29 +41,27 @@ class App:
 
     def __init__(
         self,
-        opened: Opened,
+        explored: Explored,
         title: str,
         captions: Captions,
         scores: Path | None = None,
         threshold: Threshold | None = None,
     ):
-        self.opened, self.title, self.captions, self.gallery = opened, plain(title), captions, captions.gallery
+        self.explored, self.title, self.captions, self.gallery = explored, plain(title), captions, captions.gallery
         self.asker = Asker(captions, threshold)
         scored = None if scores is None else scored_table(scores)
         self.items = {"item": self.gallery.item} | ({"sample": scored.item} if scored else {})
         self.table = Once(lambda: scored or gallery_table(captions))
         self._model = threading.Lock()  # torch's threads share one pool: one query at a time
-        self._map = Once(self._points)
-        self.looks: Mapping[str, Callable[[], Any]]
-        self.looks = {"about": self.about, "map": self._map, "uncertain": self.uncertain, "columns": self.columns}
-        self.questions: Mapping[str, Callable[[Values], Any]]
+        self.looks: dict[str, Callable[[], Any]] = {"about": self.about, "map": Once(self._points)}
+        self.looks |= {"uncertain": self.uncertain, "columns": self.columns}
         self.questions = {"search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules}
 
     def warm_up(self) -> None:
         """Compute what the first visitors would wait for."""
         self.gallery.uncertainty()
         if len(self.gallery.index) > 1:
-            self._map()
+            self.looks["map"]()
         with torch.no_grad():
             self.captions.found()  # while texts are answered already
 
@@ -75,38 +73,29 @@ class App:
     # --- looks -------------------------------------------------------------------------------------------------------
     def about(self) -> dict[str, Any]:
         """The gallery, its model, and what cannot be done."""
-        index, embedder, gallery = self.opened.index, self.opened.embedder, self.gallery
-        name = embedder.name if embedder is not None else index.card.name if index.card is not None else None
-        units = None if gallery.units is None else {"images": gallery.units.images, "texts": gallery.units.texts}
+        index, embedder, units = self.explored.index, self.explored.embedder, self.gallery.units
         return {
-            "title": self.title,
             "items": len(index),
             "dim": index.store.values["dim"],
             "side": index.side,
-            "model": name,
-            "parameters": None if embedder is None else embedder.parameters,
+            "model": embedder.name if embedder is not None else index.card.name if index.card is not None else None,
             "can_ask": embedder is not None,
-            "probabilistic": gallery.probabilistic,
+            "probabilistic": self.gallery.probabilistic,
             "score": index.score.in_words,
-            "own_score": gallery.own.name,
-            "kind": index.kind.name,
-            "units": units,
-            "novelty": embedder is not None and embedder.novelty is not None,
-            "lacks": self.opened.limitations,
-            "risk": self.asker.threshold is not None,
+            "units": None if units is None else {"images": units.images, "texts": units.texts},
+            "lacks": self.explored.limitations,
         }
 
     def _points(self) -> dict[str, Any]:
         """The map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
-        found = self.gallery.mapped()
-        own = self.gallery.uncertainty()[found.rows]
+        rows, plane, places = self.gallery.mapped()
+        own = self.gallery.uncertainty()[rows]
         order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
-        items = self.gallery.describe(found.rows.tolist())
         points = [
             {**item, "at": [number(x) for x in place], "level": number(level)}
-            for item, place, level in zip(items, found.places.tolist(), order.tolist())
+            for item, place, level in zip(self.gallery.describe(rows.tolist()), places.tolist(), order.tolist())
         ]
-        share = [number(x) for x in found.plane.share]
+        share = [number(x) for x in plane.share]
         return {"points": points, "share": share, "most": MAPPED, "total": len(self.gallery.index)}
 
     def uncertain(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -36,19 +36,17 @@ class FirstAnswer(NamedTuple):
 def first_answer(
     asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side, doubts: Callable = lambda image: None
 ) -> FirstAnswer | None:
-    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained. Of a
-    text the match probability: it is true of many images, whose shares of a softmax are small. Of an image with units
-    the softmax of the cosines (`Units.code_length`), where equally good captions share it, so with several right ones
-    it is too low. Otherwise the softmax by the trained scale. doubts: of unit means (1, D), the querying image or else
-    the best one.
+    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained. A
+    text has the match probability, as it is true of many images; an image of a model with units the softmax of the
+    cosines (`Units.code_length`), which equally good captions share; others the softmax by the trained scale.
+    doubts: of unit means (1, D), the querying image or else the best one.
     """
     first, units, among, best, total = asked, own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
     way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
     if units is not None and (side == "image" or way == "share"):
         way = "units"
     for z in candidates:
-        if way == "units":
-            assert units is not None
+        if way == "units" and units is not None:
             scores: Tensor | None = pairwise_mean_cosine(asked, z).flatten() * (2 / units.unit)
         else:
             own_scores = own.pairwise(*((asked, z) if side == "image" else (z, asked))).flatten()
@@ -69,10 +67,8 @@ def first_answer(
     return FirstAnswer(nats, among, way)
 
 
-def judge(answer: FirstAnswer | None, novelty: dict[str, float]) -> dict[str, Any]:
-    """The parts that speak against answering, and the remaining probability exp(-sum). novelty: nats by end of the
-    tower. `prolip.uncertainty.novelty.refusal` is the sum.
-    """
+def judge(answer: FirstAnswer | None, novelty: Mapping[str, float]) -> dict[str, Any]:
+    """What speaks against answering, and the remaining probability exp(-sum). novelty: nats by end of the tower."""
     parts, foreign = [], 0.0
     if answer is not None:
         text = f"{math.exp(-answer.code_length):.0%}: {WAYS[answer.way]}, among {answer.among:,}."
@@ -80,9 +76,8 @@ def judge(answer: FirstAnswer | None, novelty: dict[str, float]) -> dict[str, An
     for end, nats in novelty.items():
         alone = float(refusal(torch.zeros(1), {end: torch.tensor([nats])}))
         foreign += alone
-        parts.append(
-            {"name": f"Unlike the training: {ENDS.get(end, end)}", "nats": number(alone), "text": rarity(nats)}
-        )
+        name = f"Unlike the training: {ENDS.get(end, end)}"
+        parts.append({"name": name, "nats": number(alone), "text": rarity(nats)})
     against = foreign + (0.0 if answer is None else answer.code_length)
     probability, familiar = None if answer is None else math.exp(-against), math.exp(-foreign) if novelty else None
     return {"parts": parts, "nats": number(against), "probability": probability, "familiar": familiar}

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from prolip.embedder import Embedder
-from prolip.explorer.query import MOST
 from prolip.explorer.thumbnails import has_picture
 from prolip.models.diagnose import CONFIG_NAMES
 from prolip.search import sources
 from prolip.search.index import SearchIndex
-from prolip.search.query import calibrate, read_queries
-from prolip.search.risk_control import Threshold
 from prolip.search.store import holds_index
 from prolip.utils.messages import explain_missing
 
 
 @dataclass(frozen=True)
-class Opened:
-    """index: of the gallery; embedder: its model, if any; limitations: what is impossible, and why; temporary: a folder
-    that is deleted with the page; changes: what building the index changed.
-    """
+class Explored:
+    """An open gallery. limitations: what is impossible, and why; temporary: a folder that is deleted with the page."""
 
     index: SearchIndex
     embedder: Embedder | None
     limitations: list[str]
     temporary: tempfile.TemporaryDirectory | None = None
-    changes: str = ""
+    changes: str = ""  # by building the index
 
 
 def open_source(
@@ -43,10 +37,9 @@ def open_source(
     device: torch.device | str = "auto",
     precision: str = "fp32",
     **reading: Any,
-) -> Opened:
-    """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: the model of
-    the index, by default the one that the index names, on this device. reading: of `SearchIndex.add`. ValueError and
-    OSError say what to give.
+) -> Explored:
+    """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: by default the
+    one that the index names, on this device. reading: of `SearchIndex.add`. ValueError and OSError say what to give.
     """
     temporary, changes = None, ""
     if holds_index(source):
@@ -55,7 +48,7 @@ def open_source(
             raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, {add}")
         index = SearchIndex(source)
     else:
-        address = address_of(source, data)
+        address, _ = resolved(source, data)
         if output is None:
             temporary = tempfile.TemporaryDirectory(prefix="prolip-explore-")
             output = f"{temporary.name}/index"
@@ -68,51 +61,30 @@ def open_source(
         index, changes = built.index, str(built)
     if embedder is not None or index.store.values.get("load"):
         embedder = index.find_embedder(embedder, device, precision)
-    return Opened(index, embedder, limitations_of(index, embedder), temporary, changes)
+    return Explored(index, embedder, limitations_of(index, embedder), temporary, changes)
 
 
-def threshold_of(opened: Opened, path: str, risk: float, delta: float, allow_private_hosts: bool) -> Threshold:
-    """Calibrate the refusal by risk on the queries of a file."""
-    if opened.embedder is None:
-        raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
-    search = partial(opened.index.search, k=MOST + 1)  # as the page searches
-    return calibrate(opened.index, *read_queries(path, allow_private_hosts), opened.embedder, risk, delta, search)
-
-
-def model_of(source: str, data: str | None) -> str | None:
-    """The model of a source, as `Embedder.load` names it; None of an index and of features."""
+def resolved(source: str, data: str | None) -> tuple[str, str | None]:
+    """The address of what is indexed, and the model of the source as `Embedder.load` names it, None of features."""
     folder = Path(source)
-    if holds_index(folder) or holds_features(source):
-        return None
-    for place in (folder / "model", folder):
-        if any(place.glob("*.safetensors")) and any((place / name).is_file() for name in CONFIG_NAMES):
-            source = f"local-dir:{place}"
-            break
-    else:
-        if folder.is_dir():
-            marks = "a run has model/config.json and weights, an index index.json, features tasks/"
-            raise ValueError(f"{source} is no index, no kept features, and no run or model: {marks}")
-        if "/" in source and ":" not in source:
-            raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
-    address_of(source, data)  # refuses data that cannot be embedded before the model is loaded
-    return source
-
-
-def holds_features(source: str) -> bool:
-    """Whether a source is saved features."""
-    return source.startswith("features:") or (Path(source) / "tasks").is_dir()
-
-
-def address_of(source: str, data: str | None) -> str:
-    """The address of what is indexed, as `prolip search` reads it."""
-    if holds_features(source):
+    if source.startswith("features:") or (folder / "tasks").is_dir():
         if data:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
-        return source if source.startswith("features:") else f"features:{source}"
+        return f"features:{source.removeprefix('features:')}", None
+    places = [
+        place
+        for place in (folder / "model", folder)
+        if any(place.glob("*.safetensors")) and any((place / name).is_file() for name in CONFIG_NAMES)
+    ]
+    if not places and folder.is_dir():
+        marks = "a run has model/config.json and weights, an index index.json, features tasks/"
+        raise ValueError(f"{source} is no index, no kept features, and no run or model: {marks}")
+    if not places and "/" in source and ":" not in source:
+        raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
     if not data:
         what = f"{source} is a model, and there is nothing to explore yet"
         raise ValueError(f"{what}: give --data, one of {sources.FORMS}; or an index of prolip search")
-    return str(sources.parse(data))
+    return str(sources.parse(data)), f"local-dir:{places[0]}" if places else source
 
 
 def limitations_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -21,7 +21,7 @@ from prolip.explorer.thumbnails import PIXELS, Gone, decoded
 from prolip.gaussian import Gaussian, mixture
 from prolip.measures.plane import place
 from prolip.methods import find_score
-from prolip.scores import Score, Side
+from prolip.scores import Side
 from prolip.search import exact
 from prolip.search.exact import TopK, other_side
 from prolip.search.query import COMPARED, NUMBERS, answers_of, confidences, doubts_of, meanings
@@ -37,14 +37,13 @@ SHORTLIST = 5000
 COMPARED_SCORES = ("mean", "csd", "elk")
 
 
-@dataclass(frozen=True)
-class PageQuery:
+class PageQuery(NamedTuple):
     """A query as a Gaussian (1, D). sides: of its inputs; novelty: nats by end; row: of the gallery's item."""
 
     z: Gaussian
     sides: frozenset[Side]
     label: str
-    novelty: dict[str, float] = field(default_factory=dict)
+    novelty: Mapping[str, float] = MappingProxyType({})
     row: int | None = None
 
     @property
@@ -118,7 +117,8 @@ class Asker:
         return self._model().preprocess(image)
 
     def _item(self, row: Any) -> PageQuery:
-        item, novelty, side = self.gallery.item(row), {}, self.gallery.index.side
+        item, side = self.gallery.item(row), self.gallery.index.side
+        novelty: Mapping[str, float] = {}
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding suffices
                 pixels = self.gallery.pictures.of(item, self._pixels)
@@ -128,7 +128,7 @@ class Asker:
     # --- answers -----------------------------------------------------------------------------------------------------
     def search(self, asked: PageQuery, count: int = 24) -> dict[str, Any]:
         """The nearest items, the nearest captions of an image, and what speaks against answering."""
-        count, index = max(1, min(count, MOST)), self.gallery.index
+        count, index, own = max(1, min(count, MOST)), self.gallery.index, self.gallery.own
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
         pair = asked.sides == {other_side(index.side)}
@@ -137,14 +137,20 @@ class Asker:
         listed = self.gallery.describe(found.rows[0].tolist())
         for item, answer in zip(listed, answers):
             item |= {"score": number(answer.similarity), "probability": number(answer.probability), "fits": answer.fits}
-        captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
+        captions = self.captions if asked.sides == {"image"} and self.captions.found()[0] else None
+        first = None  # the first item of a pair with the gallery, or the first caption of an image among images
+        if pair:
+            first = first_answer(asked.z, self._candidates(asked), own, asked.side, doubts)
+        elif captions is not None:
+            first = first_answer(asked.z, [captions.found()[1]], own, "image", doubts)
+        map_place = None if len(index) < 2 else place(self.gallery.mapped()[1], asked.z)[0].tolist()
         return {
             "question": self._describe(asked),
             "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5, doubts(asked.z.mean)),
-            "verdict": self._verdict(asked, pair, captions, doubts),
+            "verdict": {**judge(first, asked.novelty), "among": "items" if pair or captions is None else "captions"},
             "by": index.score.in_words,
-            "place": self._place(asked),
+            "place": map_place and [number(x) for x in map_place],
             "risk": self._risk(asked, near) if pair else None,
         }
 
@@ -159,26 +165,13 @@ class Asker:
             out["ambiguity"] = number(means.ambiguity)
             doubt = getattr(self.gallery.own, "doubt", None)
             out["beyond"] = doubt is not None and bool(doubt.extrapolates(self.reader.evidence(asked.z.mean))[0])
-        if asked.sides == {self.gallery.index.side}:
-            out["rank"] = number(self.gallery.rank(trace))
-        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
-            out["rank"] = number(self.captions.rank(trace))
+        if asked.sides == {self.gallery.index.side}:  # the share of the items, or texts, that are less uncertain
+            traces = torch.from_numpy(self.gallery.uncertainty())
+            out["rank"] = number(float((traces[~traces.isnan()] < trace).double().mean()))
+        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found()[0]:  # it does not wait
+            traces = self.gallery.own.uncertainty(self.captions.found()[1])
+            out["rank"] = number(float((traces < trace).double().mean()))
         return out
-
-    def _place(self, asked: PageQuery) -> list[float | None] | None:
-        """The place of a query on the map; None if one item makes no map."""
-        if len(self.gallery.index) < 2:
-            return None
-        return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
-
-    def _verdict(self, asked: PageQuery, pair: bool, captions: Captions | None, doubts: Callable) -> dict[str, Any]:
-        """Judge the first item of a pair with the gallery, or the first caption of an image among images."""
-        answer, own = None, self.gallery.own
-        if pair:
-            answer = first_answer(asked.z, self._candidates(asked), own, asked.side, doubts)
-        elif captions is not None:
-            answer = first_answer(asked.z, [captions.found().z], own, "image", doubts)
-        return {**judge(answer, asked.novelty), "among": "captions" if captions is not None and not pair else "items"}
 
     def _candidates(self, asked: PageQuery) -> Iterator[Gaussian]:
         """All items in batches, or the nearest if scoring all would be slow."""
@@ -200,11 +193,9 @@ class Asker:
             "answers": bool(self.threshold.answers(sure)[0]),
             "by": self.threshold.by,
             "confidence": number(float(sure[self.threshold.by][0])),
-            "least": number(self.threshold.least),
             "promise": str(self.threshold),
         }
 
-    # --- side by side ------------------------------------------------------------------------------------------------
     def compare(self, asked: PageQuery) -> dict[str, Any]:
         """The first items by the index's score, the cosine of the means, csd and elk, and where each moved to. With
         more than NUMBERS numbers, the others rank only the SHORTLIST nearest, which `among` says.
@@ -214,7 +205,9 @@ class Asker:
         near = None if whole else index.search(asked.z, SHORTLIST)
         role, columns = other_side(index.side), []
         order: dict[int, int] = {}
-        for name, score in self._scores().items():
+        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
+        others = {name: find_score(name)() for name in names if name != index.score.name}
+        for name, score in {index.score.name: index.score, **others}.items():
             if score is index.score:
                 found = index.search(asked.z, count)
             elif near is None:
@@ -230,12 +223,6 @@ class Asker:
                 item |= {"score": number(value), "before": order.get(item["row"])}
             columns.append({"score": name, "own": score is index.score, "answers": listed})
         return {"columns": columns, "among": len(index) if whole else SHORTLIST, "whole": whole}
-
-    def _scores(self) -> dict[str, Score]:
-        """The index's own first, then the others that these Gaussians have."""
-        found = {self.gallery.index.score.name: self.gallery.index.score}
-        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
-        return found | {name: find_score(name)() for name in names if name not in found}
 
 
 def without(asked: PageQuery, found: TopK, count: int) -> TopK:

@@ -43,6 +43,11 @@ DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodyS
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
+#: What the page may load and run.
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 #: Headers of every answer.
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",
@@ -59,12 +64,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 1024
 
     def __init__(self, app: App, host: str, port: int):
-        self.app, self.hosts = app, names_of(host)
+        own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
+        self.app, self.hosts = app, {*LOOPBACK, host.lower(), *own}
         self.connections, self.senders = Places(*CONNECTIONS), Places(*SENDERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        loader = PackageLoader("prolip.explorer", ".")
-        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-        self.page = environment.get_template("page.html.j2")
+        pages = Environment(loader=PackageLoader("prolip.explorer", "."), autoescape=True, undefined=StrictUndefined)
+        self.page = pages.get_template("page.html.j2")
         self.assets = {name: files("prolip.explorer").joinpath(name).read_bytes() for name in ASSETS}
         super().__init__((host, port), Handler)
 
@@ -96,7 +101,7 @@ class Server(ThreadingHTTPServer):
 
     def knows(self, name: str) -> bool:
         """Whether a Host header names this server; with --host any address does, as rebinding needs a name."""
-        return name in self.hosts or (not self.is_private and is_address(name))
+        return name in self.hosts or (not self.is_private and address_of(name) is not None)
 
     @property
     def is_private(self) -> bool:
@@ -152,7 +157,10 @@ class Handler(BaseHTTPRequestHandler):
     def _get(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
         if path == "/":
-            self._page()
+            nonce = secrets.token_urlsafe(16)
+            headers = {"Content-Security-Policy": POLICY.format(nonce=nonce), "Cache-Control": "no-store"}
+            page = self.server.page.render(nonce=nonce, title=app.title)
+            self._send(page.encode(), "text/html; charset=utf-8", headers)
         elif len(parts) == 2 and parts[0] == "static" and parts[1] in ASSETS:
             self._send(self.server.assets[parts[1]], ASSETS[parts[1]], {"Cache-Control": "no-cache"})
         elif len(parts) == 3 and parts[0] == "thumbnail" and parts[2].isdecimal() and len(parts[2]) < 16:
@@ -167,7 +175,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
-        self._check_origin()
+        origin = self.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != self.headers.get("Host", ""):
+            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
         if path == "/api/upload":
             self._json(app.upload(self._body(PICTURE_BYTES, "application/octet-stream", "a picture")))
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
@@ -187,14 +197,12 @@ class Handler(BaseHTTPRequestHandler):
         if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may follow
             self.unread = True
             raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request holds a line that is no header")
-        name = host_of(self.headers.get("Host", ""))
+        try:
+            name = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").rstrip(".")
+        except ValueError:
+            name = ""
         if not self.server.knows(name):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"this is not the server of {name!r}: open {self.server.url}")
-
-    def _check_origin(self) -> None:
-        origin, own = self.headers.get("Origin"), self.headers.get("Host", "")
-        if origin is not None and urlsplit(origin).netloc != own:
-            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
 
     def _body(self, most: int, kind: str, what: str) -> bytes:
         """Read the body, of a type that a foreign page cannot send unasked. `Refused` for others and longer ones."""
@@ -227,17 +235,6 @@ class Handler(BaseHTTPRequestHandler):
             crowd.mark(self.connection, waits)
 
     # --- answers ------------------------------------------------------------------------------------------------------
-    def _page(self) -> None:
-        nonce = secrets.token_urlsafe(16)
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
-            " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-            " frame-ancestors 'none'"
-        )
-        text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
-        self._send(text.encode(), "text/html; charset=utf-8", headers)
-
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
         data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
@@ -251,8 +248,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _end(self) -> None:
         """End a connection whose body was not read, which would be taken for the next request. Read what still comes,
-        up to a bound, until the sender closes: closed earlier, it would lose the answer. A body in chunks comes without
-        its length.
+        up to a bound, until the sender closes: closed earlier, it would lose the answer.
         """
         if self.unread:
             with suppress(OSError):
@@ -279,32 +275,18 @@ class Handler(BaseHTTPRequestHandler):
         """Log no requests."""
 
 
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port and brackets."""
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a name is, if any."""
     try:
-        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+        return ipaddress.ip_address(name)
     except ValueError:
-        return ""
-
-
-def names_of(host: str) -> frozenset[str]:
-    """The names of a server at this address: it, the loopback's, and unless private this machine's."""
-    own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
-    return frozenset({*LOOPBACK, host.lower(), *own})
-
-
-def is_address(name: str) -> bool:
-    """Whether a name is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address is reached from this machine only."""
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def make_server(app: App, host: str, port: int) -> Server:
@@ -319,19 +301,18 @@ def make_server(app: App, host: str, port: int) -> Server:
 def serve(server: Server) -> None:
     """Serve until Ctrl-C or SIGTERM, then delete a temporary index."""
     over = threading.Event()
-    threading.Thread(target=warm_up, args=(server.app, over), daemon=True).start()
+
+    def warm_up() -> None:
+        try:
+            server.app.warm_up()
+        except Exception:
+            if not over.is_set():  # then the index is gone
+                raise
+
+    threading.Thread(target=warm_up, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which deletes a temporary index, too
-    with suppress(KeyboardInterrupt), server.app.opened.temporary or nullcontext(), server:
+    with suppress(KeyboardInterrupt), server.app.explored.temporary or nullcontext(), server:
         try:
             server.serve_forever()
         finally:
             over.set()
-
-
-def warm_up(app: App, over: threading.Event) -> None:
-    """Compute what takes longest before it is needed; once `over`, the index is gone and it may fail."""
-    try:
-        app.warm_up()
-    except Exception:
-        if not over.is_set():
-            raise

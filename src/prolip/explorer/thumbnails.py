@@ -38,29 +38,26 @@ PLACES = ("path", "table", "row", "shard")
 Value = TypeVar("Value")
 
 
+class Gone(Exception):
+    """An item has no image; the text says why."""
+
+
 def has_picture(item: Item) -> bool:
     """Whether an item says where its image is."""
     return any(name in item for name in PLACES)
-
-
-class Gone(Exception):
-    """An item has no image; the text says why."""
 
 
 class Thumbnails:
     """Images of items that have a `path`, a `table` and row, or a `shard` and the key SHARD/KEY."""
 
     def __init__(self) -> None:
-        self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._thumbnail = lru_cache(KEPT)(lambda *item: self.of(dict(item), thumbnail_of, 2 * SIDE))
         self._rows = lru_cache(KEPT)(lambda table: read_rows(parse_source(table)))
         self._places = lru_cache(TABLES)(lambda shard: places_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` if there is none."""
         return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
-
-    def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
-        return self.of(dict(item), thumbnail_of, 2 * SIDE)
 
     def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
         """Make a value from the decoded image of an item; side: as in `decode_image`. `Gone` if there is none."""
