@@ -1,7 +1,6 @@
 """Approximate indexes: fast search by faiss in P + 1 dimensions, and the bytes that it takes.
 
-All hold `prolip.scores.distance_vectors` and rank by L2, even where an inner product would do: graphs and lists of
-vectors of very different lengths find little by inner products.
+All hold `prolip.scores.distance_vectors` and rank by L2: graphs of uneven vectors find little by inner products.
 """
 
 from __future__ import annotations

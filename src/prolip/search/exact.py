@@ -1,16 +1,7 @@
 """Exact search over a gallery held as arrays: ordered by the score in float64, ties by rising row.
 
 If the score factors, faiss proposes candidates in float32, until a bound on its error excludes all others; these are
-scored again in float64. Other scores rank every pair. elk, the expected likelihood kernel, does not factor: it skips
-items and buckets whose upper bound is below the k-th score.
-
-With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
-f(l) = log(v_p + exp(l)). A bucket's items have means in [m_lo, m_hi] and log variances in [l_lo, l_hi], by dimension.
-
-Item bound: v_q <= exp(l_hi) bounds the distance term from below. f is convex, f'' = v_p exp(l) / (v_p + exp(l))^2 >= 0,
-so f(l_q) >= f(c) + f'(c) (l_q - c) for any c, with f'(c) = exp(c) / (v_p + exp(c)). Both are linear in
-[m_q, m_q^2, l_q - c], so one matrix product bounds all pairs; a rounding term covers its sum of large terms.
-Bucket bound: f rises, so f(l_q) >= f(l_lo), and no mean is nearer to m_p than the box [m_lo, m_hi]. All in float64.
+scored again in float64. elk does not factor: bounds skip buckets and items. Other scores rank every pair.
 """
 
 from __future__ import annotations
@@ -41,18 +32,15 @@ NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damage
 
 
 class GaussianArrays(NamedTuple):
-    """N Gaussians and their search vectors. mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1)
-    float32, [v, b] of a score that factors; reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is
-    deleted; block: rows read at once.
-    """
+    """N Gaussians and their search vectors, [v, b] of a score that factors."""
 
-    mean: np.ndarray
-    log_var: np.ndarray | None
-    vector: np.ndarray
-    reach: float
-    lift: float
-    alive: np.ndarray | None = None
-    block: int = BLOCK
+    mean: np.ndarray  # (N, D) float32
+    log_var: np.ndarray | None  # (N, D) float32, None for points
+    vector: np.ndarray  # (N, P + 1) float32
+    reach: float  # max |v|
+    lift: float  # max(b, 0)
+    alive: np.ndarray | None = None  # (N,) bool, None if no row is deleted
+    block: int = BLOCK  # rows read at once
 
     def blocks(self, first: int = 0, deleted: bool = False) -> Iterator[np.ndarray]:
         """Yield the rows from `first` on, block by block (n,). deleted: include deleted rows."""
@@ -123,32 +111,23 @@ def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, si
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
         return score_all(score, queries, gallery, k, side)
-    parts = []
-    step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
-    for some in (slice(start, start + step) for start in range(0, len(asked), step)):
-        parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), gallery, k, side))
-    return joined(parts, k)
-
-
-def _nearest_of_some(
-    score: Score, queries: Gaussian, asked: Tensor, gallery: GaussianArrays, k: int, side: Side
-) -> TopK:
-    """`nearest`; queries whose candidates do not suffice get more."""
     total = len(gallery.mean) if gallery.alive is None else int(gallery.alive.sum())
     rows, scores = empty(len(asked), k)
-    left, count = torch.arange(len(asked)), min(total, 2 * k + SPARE)
-    while len(left) and total:
-        near, some = candidates(asked[left].numpy(), gallery, count), queries.select(left)
-        best = top(TopK(near.rows, rescored(score, some, near.rows, gallery.gaussian, side)), k)
-        enough = torch.ones(len(left), dtype=torch.bool)
-        if count < total:
-            own = score.factors(some.to(torch.float64), side)
-            assert own is not None
-            error = error_bound(asked[left], gallery, near.scores[:, k - 1])
-            enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
-        size = min(k, best.rows.shape[1])
-        rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
-        left, count = left[~enough], min(total, 4 * count)
+    step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
+    for left in torch.arange(len(asked)).split(step):
+        count = min(total, 2 * k + SPARE)
+        while len(left) and total:  # queries whose candidates do not suffice get more
+            near, some = candidates(asked[left].numpy(), gallery, count), queries.select(left)
+            best = top(TopK(near.rows, rescored(score, some, near.rows, gallery.gaussian, side)), k)
+            enough = torch.ones(len(left), dtype=torch.bool)
+            if count < total:
+                own = score.factors(some.to(torch.float64), side)
+                assert own is not None
+                error = error_bound(asked[left], gallery, near.scores[:, k - 1])
+                enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
+            size = min(k, best.rows.shape[1])
+            rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
+            left, count = left[~enough], min(total, 4 * count)
     return TopK(rows, scores)
 
 
@@ -255,6 +234,9 @@ def joined(parts: Sequence[TopK], k: int) -> TopK:
     return TopK(rows, torch.cat([F.pad(part.scores, pad, value=-torch.inf) for part, pad in pads]))
 
 
+# --- elk --------------------------------------------------------------------------------------------------------------
+# With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
+# f(l) = log(v_p + exp(l)) rises and is convex. The bounds are in float64.
 class Bucket(NamedTuple):
     """Rows of a gallery with similar variances, and their bounds, each (D,) float64."""
 
@@ -284,7 +266,9 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
 
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
-    """The highest score that any item of each bucket may have, (Q, buckets)."""
+    """The highest score that any item of each bucket may have, (Q, buckets): no mean is nearer than the box of means,
+    no variance in the distance larger than the highest, and f(l_q) >= f(l_low).
+    """
     out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)
@@ -300,7 +284,10 @@ def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
 
 
 def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
-    """The highest score that each item of a bucket may have, (Q, n)."""
+    """The highest score that each item of a bucket may have, (Q, n). v_q <= exp(l_high) bounds the distance; as f is
+    convex, f(l_q) >= f(c) + f'(c) (l_q - c), f'(c) = exp(c) / (v_p + exp(c)). Both are linear in [m_q, m_q^2, l_q - c],
+    so one matrix product bounds all pairs; a rounding term covers its sum of large terms.
+    """
     precision = (-torch.logaddexp(queries.log_var, bucket.log_high)).exp()
     at_centre = torch.logaddexp(queries.log_var, bucket.centre)
     slope = (bucket.centre - at_centre).exp()
@@ -339,25 +326,17 @@ def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK)
     bounds, rows = item_bounds(queries.select(asked), items, bucket), torch.from_numpy(bucket.rows)
     first = torch.zeros_like(bounds, dtype=torch.bool)
     first.scatter_(1, bounds.topk(min(best.rows.shape[1], bounds.shape[1]), dim=1).indices, True)
-    count = 0
+    count, queries_var, items_var = 0, queries.log_var[asked].exp(), items.var
+    step = max(1, ELEMENTS // queries.mean.shape[1])
     for which in (first, ~first):
-        possible = bounds >= best.scores[asked, -1].unsqueeze(1)
-        count += _score(which & possible, rows, items, queries, asked, best)
+        which &= bounds >= best.scores[asked, -1].unsqueeze(1)
+        values = torch.full(which.shape, -torch.inf, dtype=torch.float64)
+        for query, item in (pairs.unbind(1) for pairs in which.nonzero().split(step)):
+            width = queries_var[query] + items_var[item]
+            values[query, item] = _negative_elk(queries.mean[asked[query]] - items.mean[item], width, width)
+        if len(changed := torch.nonzero(which.any(1))[:, 0]):
+            own = asked[changed]
+            found = top(extended(TopK(best.rows[own], best.scores[own]), rows, values[changed]), best.rows.shape[1])
+            best.rows[own], best.scores[own] = found.rows.where(~found.scores.isneginf(), -1), found.scores
+        count += int(which.sum())
     return count
-
-
-def _score(which: Tensor, rows: Tensor, items: Gaussian, queries: Gaussian, asked: Tensor, best: TopK) -> int:
-    """Score the pairs that are True in `which` (Q', n), and keep the best."""
-    query, item = which.nonzero(as_tuple=True)
-    values = torch.full(which.shape, -torch.inf, dtype=torch.float64)
-    step, queries_var, items_var = max(1, ELEMENTS // queries.mean.shape[1]), queries.log_var[asked].exp(), items.var
-    for start in range(0, len(query), step):
-        i, j = query[start : start + step], item[start : start + step]
-        width = queries_var[i] + items_var[j]
-        values[i, j] = _negative_elk(queries.mean[asked[i]] - items.mean[j], width, width)
-    if len(query):
-        changed = torch.nonzero(which.any(1))[:, 0]
-        own = asked[changed]
-        found = top(extended(TopK(best.rows[own], best.scores[own]), rows, values[changed]), best.rows.shape[1])
-        best.rows[own], best.scores[own] = found.rows.where(~found.scores.isneginf(), -1), found.scores
-    return len(query)

@@ -20,7 +20,6 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
-from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
 from prolip.measures.chance import OwnFirst, evenly, warn_once
 from prolip.methods import find_score, score_from_dict
@@ -48,7 +47,7 @@ SAVE = 600.0
 class SearchIndex:
     """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store. score:
     ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses the items
-    that `score` ranks; kind: the type of index; side: of the gallery, queries are compared as the other.
+    that `score` ranks; side: of the gallery, queries are compared as the other.
     """
 
     def __init__(self, folder: str | os.PathLike, verify: bool = False):
@@ -98,7 +97,7 @@ class SearchIndex:
         **reading: Any,
     ) -> Rebuild:
         """Index a source, such as "images:photos", or update an index of it; the result has the `index`. embedder: of a
-        new index; saved features need none. similarity: a score other than the model's. reading: of `add`.
+        new index, but for saved features. similarity: a score other than the model's. reading: of `add`.
         FileExistsError if the folder has an index of another source or type.
         """
         kind = kind or IndexSpec()
@@ -133,8 +132,8 @@ class SearchIndex:
         **where: Any,
     ) -> Rebuild:
         """Add a source, or update the index to what it holds now; count what was added, replaced and removed. embedder:
-        the model of the index, loaded by default (where: device and precision). workers: decoding threads, default: all
-        cores but one. skip_damaged: count and skip unreadable images. restore: add deleted items again.
+        the model of the index, loaded by default (where: device and precision). workers: decoding threads.
+        skip_damaged: count and skip unreadable images. restore: add deleted items again.
         """
         parsed = sources.parse(source)
         if (side := sources.side_of(parsed)) != self.side:
@@ -227,12 +226,11 @@ class SearchIndex:
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:
         """Add all rows to the approximate index, and write it every SAVE seconds, from where a killed process resumes.
-        rebuild: learn it again from the current rows, as is done, too, if a new row exceeds the constant of
-        `distance_vectors`. Fewer than LEAST rows need no index.
+        rebuild: learn it again from the current rows; so does a new row that exceeds the constant of its vectors.
         """
         with self.writing():
             near, total = self.store.values["near"], len(self.store)
-            if self.kind.name == FLAT or total < LEAST:
+            if self.kind.name == FLAT or total < LEAST:  # needs none
                 return
             least, gallery = self.store.values["bounds"][2], self.store.gallery
             if rebuild or near is None or least > near["constant"]:
@@ -270,9 +268,8 @@ class SearchIndex:
     @property
     def _near(self) -> faiss.Index | None:
         """The approximate index, None before its first rows are written."""
-        if self.store.values["near"] is None:
-            return None
-        return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF))
+        there = self.store.values["near"] is not None
+        return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF)) if there else None
 
     @property
     def is_flat(self) -> bool:
@@ -285,7 +282,7 @@ class SearchIndex:
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
         """Yield items, Gaussians and vectors (n, P + 1) for another program: those nearest to `query_vectors` by L2
-        score highest (`prolip.scores.distance_vectors`).
+        score highest.
         """
         for rows in self.store.gallery.blocks():
             vectors = ann.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
@@ -327,10 +324,8 @@ class SearchIndex:
         by_codes = self.kind.name == PQ and not self.is_flat
         count = rerank or (max(SHORTLIST, PER_ANSWER * k) if not served else PER_ANSWER * k if by_codes else k)
         found = self._candidates(queries, min(max(count, k), len(self.store)), probe, role)
-        if not served:
+        if not served or by_codes:
             found = found._replace(scores=exact.rescored(self.score, queries, found.rows, gallery.gaussian, role))
-        elif by_codes:
-            found = found._replace(scores=self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
@@ -343,30 +338,17 @@ class SearchIndex:
         if self._near is None or held < total:
             resume = f"prolip search finish {self.store.folder}"
             raise ValueError(f"the index is incomplete ({held} of {total} rows). Resume with: {resume}")
-        own, asked = self._factors(queries), self.query_vectors(queries.float())
+        own, asked = self.coarse.factors(queries.float(), role), self.query_vectors(queries.float())
+        assert own is not None
         usual = 128 if self.kind.name == HNSW else max(8, self.kind.lists_for(total) // 16)
         rows, distance = ann.search(self._near, asked, count, probe or usual, self.store.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
         return TopK(rows, scores.masked_fill(rows < 0, -torch.inf))
 
-    def _factors(self, queries: Gaussian) -> Factors:
-        """The factors of queries by the coarse score."""
-        factors = self.coarse.factors(queries.float(), other_side(self.side))
-        assert factors is not None
-        return factors
-
-    def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
-        """Score rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
-        own, out = self._factors(queries), torch.empty(rows.shape, dtype=torch.float64)
-        asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
-        for i, some in enumerate(rows.clamp(min=0).numpy()):
-            out[i] = torch.from_numpy(self.store.gallery.vector[some]) @ asked[i] + own.offset[i]
-        return out.masked_fill(rows < 0, -torch.inf)
-
     def search_inclusion(self, queries: Gaussian, k: int = 10, more_general: bool = True, rerank: int = 1000) -> TopK:
         """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer. ValueError for points.
-        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`: the test grows with the
+        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`, as the test grows with the
         distance of the means, too.
         """
         near, parts = self.search(queries, rerank), []

@@ -59,15 +59,12 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model says of one input, None if it does not know. bits: information about which input of the other side
-    is meant; share: of the other side that it matches; share_range: contains the share of nine of ten texts; ambiguity:
-    of an image, in nats.
-    """
+    """What a model says of one input, None if it does not know."""
 
-    bits: float | None = None
-    share: float | None = None
-    share_range: tuple[float, float] | None = None
-    ambiguity: float | None = None
+    bits: float | None = None  # information about which input of the other side is meant
+    share: float | None = None  # of the other side that it matches
+    share_range: tuple[float, float] | None = None  # contains the share of nine of ten texts
+    ambiguity: float | None = None  # of an image, in nats
 
     @property
     def fits(self) -> str | None:
@@ -108,8 +105,7 @@ class Answer(Meaning):
 
 def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
     """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them. A text with an image
-    is their mixture: mean = the normalised mean of the means, variance = the mean of the variances, as of a class and
-    its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
+    is their mixture, as a class of its prompts (ProLIP 4.2), with the larger novelty. ValueError for an empty query.
     """
     if not queries or any(query[:2] == (None, None) for query in queries):
         raise ValueError("no query, or one without text and image: give texts or images")
@@ -137,8 +133,7 @@ def answers_of(
     index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
 ) -> list[list[Answer]]:
     """Describe the items that were found for each query (Q, D). pairs: whether each query is of the other side than the
-    gallery, as the score's training pairs; scored: whether the score found them, so a probability may follow, with the
-    doubt of the pair's image.
+    gallery, as in training, and so has probabilities if it is `scored`, with the doubt of the pair's image.
     """
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
@@ -174,7 +169,7 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
 
 def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
     """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted. own: the images
-    are items of the index; SAMPLE of its items then show what kind of images they are.
+    are items of the index, of which SAMPLE then show what kind they are.
     """
     if reader is None:
         return None
@@ -193,12 +188,10 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
 ) -> dict[str, np.ndarray]:
-    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. similarity:
-    its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the uncertainties
-    of query and answer; log probability: minus its code length among all items, if the model has units and the gallery
-    at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's kind, if the model
-    knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`). found: about COMPARED
-    answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. certainty:
+    minus the uncertainties of query and answer; log probability: minus the code length among all items, if the model
+    has units and the gallery at most NUMBERS numbers; familiarity: log probability that the query is of the training's
+    kind; joint: the sum of both (`novelty.refusal`). found: always as many answers; pairs, reader: as in `answers_of`.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
     has_answer, out = rows >= 0, {"similarity": first}
@@ -254,8 +247,8 @@ def ask(
     **settings: Any,
 ) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
     """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
-    more_general: True or False ranks by inclusion (`SearchIndex.search_inclusion`). known: queries with their right
-    keys, as `read_queries` reads them, to calibrate the refusal; risk, delta: of `calibrate`. settings: of `search`.
+    more_general: True or False ranks by inclusion. known: queries with their right keys, to calibrate the refusal;
+    risk, delta: of `calibrate`. settings: of `search`.
     """
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
@@ -287,12 +280,12 @@ def calibrate(
     right: Sequence[Sequence[str]],
     embedder: Embedder,
     risk: float,
-    delta: float = 0.1,
-    search: Callable[[Gaussian], TopK] | None = None,
+    delta: float,
+    search: Callable[[Gaussian], TopK],
 ) -> Threshold:
-    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`. search:
-    how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other settings may
-    find other first answers. Warns of keys that are not in the index; ValueError if none is.
+    """Calibrate a threshold on queries whose right answers are the keys `right`. search: how the later queries are
+    searched, with COMPARED answers or more, as other settings may find other first answers. Warns of keys that are not
+    in the index; ValueError if none is.
     """
     keys = list(dict.fromkeys(key for some in right for key in some))
     rows = dict(zip(keys, index.find(keys).tolist()))
@@ -303,7 +296,7 @@ def calibrate(
     if missing:
         log.warning("%s: no answer can be these", console.plain(what))
     asked = embed(queries, embedder)
-    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
+    found = search(asked.z)
     firsts = found.rows[:, 0].tolist()
     wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
     sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, queries), embedder.reader)
@@ -311,11 +304,8 @@ def calibrate(
 
 
 def read_queries(path: str, allow_private_hosts: bool = False) -> tuple[list[Query], list[list[str]]]:
-    """Read queries and the keys that answer them, a JSON object per line; ValueError names a wrong line.
-
-        {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path or URL, or both
-
-    allow_private_hosts: whether a URL may lead to a host that is not public.
+    """Read queries and the keys that answer them, a JSON object per line: {"text": ..., "image": ..., "keys": [...]}.
+    allow_private_hosts: whether a URL may lead to a host that is not public. ValueError names a wrong line.
     """
     queries, right = [], []
     for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):

@@ -1,15 +1,7 @@
 """Refusal by risk: a threshold that refuses so many queries that at most a stated share of the given answers is wrong.
 
-Split fixed-sequence testing of Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021, arXiv:2110.01052).
-Queries with known answers are split at random. The first part chooses the confidence to refuse by, the thresholds and
-their order, the safest first. The second tests, in this order, the hypothesis that more than `risk` of the answers
-above a threshold are wrong: if k of n are, P(Bin(n, risk) <= k) is an exact p-value. The first p-value above `delta`
-ends the tests; of the thresholds before it, the one that answers most is chosen.
-
 Guarantee: with probability 1 - delta over the calibration queries, P(wrong | answered) <= risk for a new query, or
-nothing is answered. Assumption: these and the new queries are independent draws of one distribution (exchangeability
-is not enough for a binomial p-value); the model and the confidences may be anything. The guarantee does not cover
-queries of another kind, and of a few answers more may be wrong by chance (`most_wrong`).
+nothing is answered, if these and the new queries are independent draws of one distribution.
 """
 
 from __future__ import annotations
@@ -28,15 +20,13 @@ CHOOSING, TRIED = 0.25, 100
 
 
 class Threshold(NamedTuple):
-    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all. risk, delta: of
-    the guarantee; answered, wrong, tested: counts of the test queries.
-    """
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all."""
 
     by: str
     least: float
-    risk: float
+    risk: float  # of the guarantee
     delta: float
-    answered: int
+    answered: int  # of the test queries
     wrong: int
     tested: int
 
@@ -80,8 +70,12 @@ def find_threshold(
     confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
 ) -> Threshold:
     """Find the threshold that answers most among those that keep the risk, with the guarantee above. confidences: name
-    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a risk or delta
-    outside (0, 1).
+    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for too few queries, NaN, and a risk outside (0, 1).
+
+    Split fixed-sequence testing of Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052): a random part of the
+    queries chooses the confidence, the thresholds and their order, the safest first. The others test, in this order,
+    that more than `risk` of the answers above a threshold are wrong, by the exact binomial p-value, up to the first
+    p-value above `delta`.
     """
     scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
     error = as_array(wrong, np.float64)

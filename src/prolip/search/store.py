@@ -1,19 +1,7 @@
-"""A gallery on disk that only grows, and is whole whenever its writer is killed.
+"""A gallery on disk that only grows, and is whole whenever its writer is killed; docs/search.md lists its files.
 
-    FOLDER/index.json     the manifest: model, score, how far each source was read, rows; of each file the bytes that
-                          count and their CRC-32
-    FOLDER/vector.f32     (N, P + 1) float32, [v, b] of a score that factors: inner products rank them
-    FOLDER/mean.f32       (N, D) float32, unless the vectors begin with it; log_var.f32: (N, D), unless all are points
-    FOLDER/items.jsonl    key, path and captions of each row; ends.i64: (N,) where its line ends
-    FOLDER/deleted.i64    deleted rows, as ~row those that stay deleted when their source is read again
-    FOLDER/shards.jsonl   [source, local shard, its state when it was read whole]; the last line of a shard counts
-    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
-    FOLDER/near-*.faiss   an approximate index of the first rows
-    FOLDER/lock           the writer
-
-A writer appends after the bytes that count, syncs, and replaces the manifest. Readers read nothing beyond; the next
-writer cuts off what a killed one left. Runs and approximate indexes never change: others replace them, and a reader
-holds those that its manifest names.
+A writer appends after the bytes that count, syncs, and replaces the manifest; the next one cuts off what a killed one
+left. Runs and approximate indexes never change: others replace them, and a reader holds those that its manifest names.
 """
 
 from __future__ import annotations
@@ -23,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -57,11 +45,11 @@ Files = dict[str, list[int]]
 
 
 class Part(NamedTuple):
-    """Some items of a source with their Gaussians. position: how much of the source was read, in its own count."""
+    """Some items of a source with their Gaussians."""
 
     items: list[Item]
     z: Gaussian
-    position: int
+    position: int  # how much of the source was read, in its own count
 
 
 class Store:
@@ -163,26 +151,26 @@ class Store:
                 what = f"{len(twice)} keys are in {self.folder} already or occur twice"
                 raise ValueError(f"{what} ({', '.join(map(plain, twice[:3]))}): delete them first")
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
-            self._add_columns(files, new)
+            self._grow(files, VECTOR, new.vector)
+            differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
+            for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
+                if name not in files and is_needed:  # begins with the implied values of the rows before
+                    for rows in self.gallery.blocks(deleted=True):
+                        self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
+                if name in files or is_needed:
+                    self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
             self._grow(files, ENDS, np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0])
             self._grow(files, ITEMS, b"".join(lines))
             self._grow(files, DELETED, former[former >= 0])
-            self._add_run(files, run_of(keys, start))
+            run, runs = run_of(keys, start), self._runs()
+            count = absorbed([len(x) for x in runs.values()], len(run))  # last ones, which the new run replaces
+            merging = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
+            with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
+                file.writelines(part.tobytes() for part in merged([*merging, run]))
             own = (new.reach, new.lift, least_constant(new.factors(np.arange(len(items)))))
             bounds = [max(pair) for pair in zip(own, self.values["bounds"] or own)]
             made = self.values["made"] + 1
             self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
-
-    def _add_columns(self, files: Files, new: GaussianArrays) -> None:
-        """Append arrays; a file that was not needed before begins with the implied values of its rows."""
-        self._grow(files, VECTOR, new.vector)
-        differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
-        for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
-            if name not in files and is_needed:
-                for rows in self.gallery.blocks(deleted=True):
-                    self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
-            if name in files or is_needed:
-                self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
 
     def _grow(self, files: Files, name: str, data: np.ndarray | bytes) -> None:
         """Write after the bytes of a file that count, sync, and note in `files` what counts then."""
@@ -205,14 +193,6 @@ class Store:
             with temporary.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 files[name] = [size, _checksum(file, size)]
-
-    def _add_run(self, files: Files, run: np.ndarray) -> None:
-        """Write a run, merged with the last ones, which it replaces."""
-        runs = self._runs()
-        count = absorbed([len(x) for x in runs.values()], len(run))
-        own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
-        with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
-            file.writelines(part.tobytes() for part in merged([*own, run]))
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Replace the approximate index. write: writes it to a path; constant: of its vectors."""
@@ -347,15 +327,12 @@ def locked(folder: Path) -> Iterator[IO[str]]:
 
 def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     """Read a manifest. ValueError for anything else, and for one whose checksum differs."""
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         values = loads(text)
-        version, is_whole = values["format"], zlib.crc32(json.dumps(values | {"sum": 0}).encode()) == values.get("sum")
-    except (ValueError, KeyError, TypeError):
-        version, is_whole = "", False
-    if version != FORMAT or not is_whole:
-        what = "describes no index, is of another version, was changed by hand, or is damaged"
-        raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
-    return values
+        if values["format"] == FORMAT and values["sum"] == zlib.crc32(json.dumps(values | {"sum": 0}).encode()):
+            return values
+    what = "describes no index, is of another version, was changed by hand, or is damaged"
+    raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
 
 
 def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
@@ -372,11 +349,10 @@ def _line(value: Any) -> bytes:
 
 def _opened(path: Path, size: int) -> IO[bytes] | None:
     """Open a file whose first bytes count; None if it is missing or has fewer."""
-    try:
+    with suppress(FileNotFoundError):
         file = path.open("rb")
-    except FileNotFoundError:
-        return None
-    return file if os.fstat(file.fileno()).st_size >= size else None
+        return file if os.fstat(file.fileno()).st_size >= size else None
+    return None
 
 
 def _checksum(file: IO[bytes], size: int) -> int:
