@@ -44,9 +44,7 @@ class Command(NamedTuple):
 def command(
     name: str, words: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Run], Command]:
-    """Decorate the function of a parsed command line as a command; its first sentence is the help. words: those of the
-    example after `prolip` and the name.
-    """
+    """Decorate a function as a command; its first sentence is the help. words: end of the example."""
 
     def made(run: Run) -> Command:
         does = (run.__doc__ or "").partition(".")[0]
@@ -56,9 +54,7 @@ def command(
 
 
 def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> Flags:
-    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken. The help ends
-    in the default, and the type is that of the default, or int with `least`.
-    """
+    """A flag, or a word by its place, by argparse's settings. The help ends in the default, which gives the type."""
     default = settings.get("default")
     if "action" not in settings and (isinstance(default, (int, float)) or least is not None):
         settings.setdefault("type", float if isinstance(default, float) else int)
@@ -74,23 +70,19 @@ def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> 
 
 
 def add_all(parser: Any, flags: Iterable[Flags]) -> None:
-    """Add flags to a parser, or to a group of one."""
     for add in flags:
         add(parser)
 
 
 def either(*flags: Flags) -> Flags:
-    """Flags of which one at most is given."""
     return lambda parser: add_all(parser.add_mutually_exclusive_group(), flags)
 
 
 def titled(title: str, *flags: Flags) -> Flags:
-    """Flags under a title of their own."""
     return lambda parser: add_all(parser.add_argument_group(title), flags)
 
 
 def parser_of(command: Command) -> Parser:
-    """The parser of a command."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
     lines = []

@@ -32,7 +32,7 @@ FOLDER = flag("folder", "folder that prolip curate score wrote", metavar="FOLDER
 
 def reader(args: argparse.Namespace) -> ShardReader:
     """A reader of the shards that the tables name."""
-    from prolip.curate.sources import SourceReader, name_of, urls_of
+    from prolip.curate.score import SourceReader, name_of, urls_of
     from prolip.data.reading.remote import ReadPolicy
 
     addresses = {name_of(url): url for url in (urls_of(args.data) if args.data else ())}
@@ -51,9 +51,8 @@ def reader(args: argparse.Namespace) -> ShardReader:
 )
 def score(args: argparse.Namespace) -> int:
     """Embed every sample and write its scores. 1 where a shard cannot be read to its end, or no sample is usable."""
-    from prolip.curate.score import Scorer
+    from prolip.curate.score import Scorer, urls_of
     from prolip.curate.select import own_first
-    from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES, made
     from prolip.data.captions import CaptionSampler
 

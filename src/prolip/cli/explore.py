@@ -24,7 +24,6 @@ one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{por
 
 
 def make_app(args: argparse.Namespace) -> App:
-    """The application: what is shown, with its model."""
     if args.port > 65535:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
@@ -48,8 +47,8 @@ def make_app(args: argparse.Namespace) -> App:
     if args.risk is not None:
         if embedder is None:
             raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
-        search, asked = partial(index.search, k=MOST + 1), read_queries(args.calibrate, args.allow_private_hosts)
-        threshold = calibrate(index, *asked, embedder, args.risk, 1 - args.confidence, search)  # as the page searches
+        search, known = partial(index.search, k=MOST + 1), read_queries(args.calibrate, args.allow_private_hosts)
+        threshold = calibrate(index, known, embedder, args.risk, 1 - args.confidence, search)  # as the page searches
     return App(explored, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
 
 

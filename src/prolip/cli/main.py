@@ -47,9 +47,7 @@ RETIRED = RENAMED["verbs"]
 
 
 def commands_of(verb: str) -> dict[str, Command]:
-    """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb, and
-    ValueError for a verb of scripts/ outside a clone.
-    """
+    """Subverb (or "") -> command. FlagError for an unknown verb, ValueError outside a clone."""
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
         hint = did_you_mean(verb, modules, "prolip --help lists all")
@@ -79,7 +77,6 @@ def find(words: Sequence[str]) -> tuple[Command, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:
         from training.main import main as train

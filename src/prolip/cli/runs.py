@@ -15,7 +15,6 @@ VERDICT = "verdict"
 SHOWN = [*TABLES, VERDICT]
 
 
-# --- plan -------------------------------------------------------------------------------------------------------------
 @command(
     "plan",
     "--model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
@@ -41,7 +40,6 @@ def plan(args: argparse.Namespace) -> None:
     print(largest.heading, *(shown[name] for name in args.show or shown), sep="\n\n")
 
 
-# --- demo -------------------------------------------------------------------------------------------------------------
 @command(
     "demo",
     "--recipe paper",
@@ -53,10 +51,7 @@ def plan(args: argparse.Namespace) -> None:
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
 )
 def demo(args: argparse.Namespace) -> int:
-    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
-
-    Runs scripts/demo.py of the clone that this package or the working directory belongs to.
-    """
+    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run."""
     remedy = "the demo needs the bundled drawings: run prolip demo in a clone of the repository"
     spec = spec_from_file_location("demo", file_of_clone("scripts/demo.py", remedy))
     assert spec and spec.loader
@@ -64,7 +59,6 @@ def demo(args: argparse.Namespace) -> int:
     return module.run(args.recipe, args.output, args.overwrite, args.more)
 
 
-# --- report -----------------------------------------------------------------------------------------------------------
 @command(
     "report",
     "runs/demo",

@@ -37,18 +37,15 @@ REFUSAL = titled(
 
 
 def given(args: argparse.Namespace) -> Embedder | None:
-    """The model that --model names, None without it."""
     return load(args) if args.model else None
 
 
 def reading(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `SearchIndex.add`."""
     names = ("batch_size", "workers", "skip_damaged", "restore", "device", "precision")
     return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
 
 
 def opened(args: argparse.Namespace) -> SearchIndex:
-    """The index that is there."""
     from prolip.search.index import SearchIndex
 
     return SearchIndex(args.index, args.verify)
@@ -118,7 +115,6 @@ def delete_keys(args: argparse.Namespace) -> None:
 
 
 def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -> None:
-    """Print what changed, and what the index holds now."""
     if changes:
         print(changes, file=sys.stderr)
     print(f"{len(index):,} items in {args.index}, ranked by {index.score.in_words}, {index.kind.name}")

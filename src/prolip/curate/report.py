@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from prolip.curate.rules import MEANINGS, Expression
+from prolip.curate.score import content_of
 from prolip.curate.select import KEPT, SELECTION, selection_of
-from prolip.curate.sources import content_of
 from prolip.curate.tables import manifest_of, read_table, signals_of, whole_column
 from prolip.data.captions import stable_hash
 from prolip.data.faults import SampleFault

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -19,14 +20,18 @@ from torch import Tensor
 
 from prolip.curate import tables
 from prolip.curate.signals import PairSignals
-from prolip.curate.sources import CHANGED, SourceReader, change_of, content_of, name_of, source_of
 from prolip.data.captions import CaptionSampler
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.images import decode_image
-from prolip.data.reading.shard_index import find_index
-from prolip.data.reading.stream import ReadPolicy
+from prolip.data.reading.named import ROWS, NamedSource, parse_source
+from prolip.data.reading.remote import Identity, ReadPolicy
+from prolip.data.reading.rows import read_stored
+from prolip.data.reading.shard_index import canonical, find_index
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import Note, open_stream
 from prolip.data.reading.tar import ShardReader, printable
-from prolip.data.samples import Raw, caption_parts, image_bytes, json_record
+from prolip.data.samples import Raw, caption_parts, image_bytes, json_record, suffixes_of
+from prolip.data.sets import SETS
 from prolip.embedder import Embedder
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
@@ -35,6 +40,7 @@ from prolip.utils.threads import in_threads
 FORMAT = "prolip curation 2"
 #: Rows of a batch, within which normalised scores compare.
 BATCH = 256
+GONE, CHANGED = "is gone", "has changed"
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,6 @@ class Scorer:
         tables.agree(place / tables.MANIFEST, self.words, f"give another --output, or delete {place}")
 
     def path(self, number: int) -> Path:
-        """The table of a shard."""
         return tables.table_path(self.folder / tables.SCORES, number)
 
     def is_done(self, number: int) -> bool:
@@ -108,9 +113,7 @@ class Scorer:
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a shard and write its table; returns the table's note. Of a shard that breaks off the table has the
-        samples before, and is made again by the next run.
-        """
+        """Score a shard, write its table and return its note; one that breaks off is scored again next time."""
         faults: Counter[str] = Counter()
         broken = first = ""
 
@@ -163,3 +166,56 @@ class Scorer:
             uid = json_record(raw).get("uid") if "json" in raw else None
             found["uid"] = printable(uid) if isinstance(uid, str) else None
         return found
+
+
+class SourceReader(ShardReader):
+    """A `ShardReader` that also reads a table, folder of images or published set, as one shard of all its images."""
+
+    def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
+        source = table_of(url)
+        return read_stored(source, None) if source else super().__call__(url, on_fault)
+
+
+def table_of(url: str) -> NamedSource | None:
+    """The table, folder of images or published set of an address, None for a shard."""
+    kind, _, address = url.partition(":")
+    return NamedSource(kind, address) if kind in ROWS else None
+
+
+def urls_of(data: str) -> list[str]:
+    """The addresses of the shards to score, one of a table, folder or published set. ValueError for other kinds."""
+    kind, address = parse_source(data, "--data", (*ROWS, "shards"))
+    if kind == "shards":
+        return [shard.url for shard in expand_shards(address)]
+    return [f"{kind}:{','.join(map(os.path.abspath, address.split(',') if kind in SETS else [address]))}"]
+
+
+def name_of(url: str) -> str:
+    """The name of a shard in the tables, without secrets."""
+    return url if table_of(url) else canonical(url)
+
+
+def source_of(url: str, policy: ReadPolicy) -> Identity | None:
+    """Size, version and time of change of a shard, or a set's first file; None if there is no answer."""
+    kind, address = table_of(url) or ("shards", url)
+    try:
+        with closing(open_stream(address.split(",")[0] if kind in SETS else address, policy)) as stream:
+            return stream.identity
+    except SampleFault:
+        return None
+
+
+def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
+    """GONE, CHANGED, or "" if a shard's source looks unchanged without reading it."""
+    now = source_of(url, policy)
+    if was is None or now is None:
+        return "" if was is None else GONE
+    return CHANGED if Identity(*was).differs(now) else ""
+
+
+def content_of(raw: Raw) -> bytes:
+    """16 bytes that change with the name or the bytes of any member of a sample."""
+    sums = hashlib.blake2b(digest_size=16)
+    for suffix in sorted(suffixes_of(raw)):
+        sums.update(f"{len(suffix)} {suffix} {len(raw[suffix])} ".encode() + raw[suffix])
+    return sums.digest()

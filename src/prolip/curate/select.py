@@ -1,6 +1,4 @@
-"""Select the samples to keep: rules, a share, copies, and near-duplicates among millions of images by signatures of 32
-bytes each.
-"""
+"""Select the samples to keep: rules, a share, copies, and near-duplicates by signatures."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ import pyarrow as pa
 
 from prolip.curate import tables
 from prolip.curate.rules import PLAIN, Expression, Quantiles, Rule
-from prolip.curate.sources import GONE, change_of
+from prolip.curate.score import GONE, change_of
 from prolip.curate.tables import BITS, SIGNATURE, SampleTable, read_table, whole_column
 from prolip.data.captions import stable_hash
 from prolip.data.reading.remote import ReadPolicy
@@ -70,16 +68,15 @@ class Choice:
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
     def words(self) -> dict[str, Any]:
-        """The choice as JSON values."""
         drop = {rule.name: rule.drop.text for rule in self.rules}
         by, copies = self.by and self.by.text, self.copies and self.copies.text
         return {"drop": drop, "keep": self.keep, "by": by, "copies": copies, "duplicates": self.duplicates}
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary. Holds one
-    column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing column,
-    for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary, by one
+    column of all samples at a time. ValueError for a missing column, for changed shards and, unless `yes`, for noise
+    (`check_noise`).
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
@@ -97,7 +94,10 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     reasons = decide(paths, choice, quantiles)
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
     if choice.copies is not None:
-        copies = drawn_copies(paths, choice.copies, quantiles) * copies
+        mean = np.clip(np.nan_to_num(values(paths, choice.copies, quantiles)), 0, MOST_COPIES)
+        keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
+        chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
+        copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more, or not, by its key
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
     warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
@@ -180,9 +180,7 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:
-    """A table of scores with some columns, and its table of the selection; without names only their notes. ValueError
-    if one belongs to other scores or to another selection.
-    """
+    """Some columns of a table of scores, and its selection. ValueError if they do not belong together."""
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
     if table.note.get("choice") != summary["choice"]:
@@ -235,20 +233,8 @@ def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) 
     return np.concatenate([np.asarray(expression(own, quantiles), np.float64) for own in columns])
 
 
-def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """How often each sample is written, (N,) uint8: floor(w) of the formula, plus one with the remaining probability,
-    drawn by the sample's key and the number of its shard.
-    """
-    mean = np.clip(np.nan_to_num(values(paths, expression, quantiles)), 0, MOST_COPIES)
-    keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
-    chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
-    return (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)
-
-
 def write_subset(folder: Path, place: Path) -> int:
-    """Write the kept samples as a subset file of DataComp's filtering track; returns how many. A sorted array of two
-    64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
-    """
+    """Write the kept uids as a subset file of DataComp's filtering track, two 64-bit numbers each; returns how many."""
     halves = []
     summary, paths = selection_of(folder)
     for path in paths:
@@ -266,7 +252,6 @@ def write_subset(folder: Path, place: Path) -> int:
     return len(uids)
 
 
-# --- duplicates -------------------------------------------------------------------------------------------------------
 def radius_of(cosine: float) -> int:
     """The bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
     if not 0 < cosine <= 1:
@@ -275,9 +260,9 @@ def radius_of(cosine: float) -> int:
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate. The
-    best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to FLAT
-    different signatures; with more, PROBES cells are searched.
+    """The sample that each one repeats, -1 for kept ones, (N,) int64: a usable sample near a kept one is its duplicate.
+    The best by quality (N,) come first. Exact for up to FLAT different signatures; with more, PROBES cells are
+    searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)

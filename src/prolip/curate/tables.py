@@ -40,7 +40,6 @@ class SampleTable(NamedTuple):
 
 
 def table_path(folder: Path, number: int) -> Path:
-    """The table of shard `number`."""
     return folder / f"{number:06d}.parquet"
 
 
@@ -85,12 +84,10 @@ def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
 
 
 def digest(words: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
 def write_words(path: Path, words: Mapping[str, Any]) -> None:
-    """Write words as JSON with their checksum."""
     path.write_text(json.dumps({**words, SUM: digest(words)}, indent=1), encoding="utf-8")
 
 
@@ -121,7 +118,6 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     return manifest, paths
 
 
-# --- sharing work -----------------------------------------------------------------------------------------------------
 def stamp(path: Path) -> Stamp:
     """A value that changes when a file is replaced; None for no file."""
     with suppress(FileNotFoundError):
@@ -132,8 +128,8 @@ def stamp(path: Path) -> Stamp:
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`. The claim is a lock
-    next to the file, which ends with its process. A file system without locks lets everyone pass.
+    """Whether this process may make a file: no other holds its lock, which ends with its process, and its `stamp` is
+    still `seen`. A file system without locks lets everyone pass.
     """
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
@@ -149,9 +145,7 @@ def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
 
 
 def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
-    """Make the missing files that no other process makes; yield the results of `make`. missing: number -> `stamp` of
-    its file when it was found missing. A random start lets processes seldom meet, even on a file system without locks.
-    """
+    """Make the missing files (number -> `stamp`) that no other process makes; yield the results of `make`."""
     numbers, start = [*missing], random.randrange(len(missing) or 1)
     for number in tqdm(numbers[start:] + numbers[:start], unit="shard", disable=None):
         with claimed(path(number), missing[number]) as mine:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from prolip.curate.score import content_of
 from prolip.curate.select import chosen, selection_of
-from prolip.curate.sources import content_of
 from prolip.curate.tables import SCORES, agree, made
 from prolip.data.faults import ShardFault
 from prolip.data.reading.shard_index import INDEX_NAME, ShardIndex, canonical, index_shards, write_index
@@ -68,14 +68,11 @@ class ShardPlan:
 
 
 def shard_path(out: Path, number: int) -> Path:
-    """The new shard `number`."""
     return out / f"{number:06d}.tar"
 
 
 def write_shard(plan: ShardPlan, out: Path, number: int) -> int:
-    """Write a new shard, whole or not at all; returns its number of samples. The second of two equal keys, which may
-    come from two old shards, gets a number after it.
-    """
+    """Write a new shard and return its number of samples. The second of two equal keys gets a number."""
     seen: set[str] = set()
     form = tarfile.PAX_FORMAT  # holds names of any length, and is plain tar for all others
     with replacing(shard_path(out, number)) as temporary, tarfile.open(temporary, "w", format=form) as tar:
@@ -94,9 +91,7 @@ def write_shard(plan: ShardPlan, out: Path, number: int) -> int:
 def write_shards(
     plan: ShardPlan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0
 ) -> tuple[list[int], int]:
-    """Write the new shards of part (I, N) that no other process writes, and the index after the last, by `processes`.
-    Returns the samples of each shard written, and how many shards are missing. ValueError for shards of others.
-    """
+    """Write the new shards of part (I, N) that no other process writes; returns their samples, and the missing."""
     if (out / SCORES).is_dir():
         raise ValueError(f"{out} holds tables of scores: give a folder for shards alone, such as --output {out}/kept")
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]

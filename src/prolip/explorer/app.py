@@ -13,11 +13,10 @@ import torch
 
 from prolip.data.faults import SampleFault
 from prolip.explorer.gallery import MAPPED, Captions, Once, number
-from prolip.explorer.limits import turn
 from prolip.explorer.open import Explored
 from prolip.explorer.query import Asker
 from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
-from prolip.explorer.thumbnails import Gone
+from prolip.explorer.thumbnails import Gone, turn
 from prolip.search.risk_control import Threshold
 from prolip.utils.console import plain
 
@@ -35,17 +34,10 @@ class Refused(Exception):
 
 
 class App:
-    """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values.
-    scores: the folder of `prolip curate score`, for rules over all of its samples; threshold: a calibrated refusal.
-    """
+    """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values."""
 
     def __init__(
-        self,
-        explored: Explored,
-        title: str,
-        captions: Captions,
-        scores: Path | None = None,
-        threshold: Threshold | None = None,
+        self, explored: Explored, title: str, captions: Captions, scores: Path | None, threshold: Threshold | None
     ):
         self.explored, self.title, self.captions, self.gallery = explored, plain(title), captions, captions.gallery
         self.asker = Asker(captions, threshold)
@@ -58,7 +50,6 @@ class App:
         self.questions = {"search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules}
 
     def warm_up(self) -> None:
-        """Compute what the first visitors would wait for."""
         self.gallery.uncertainty()
         if len(self.gallery.index) > 1:
             self.looks["map"]()
@@ -70,9 +61,7 @@ class App:
         with turn(self._model, "questions"), torch.no_grad():
             yield
 
-    # --- looks -------------------------------------------------------------------------------------------------------
     def about(self) -> dict[str, Any]:
-        """The gallery, its model, and what cannot be done."""
         index, embedder, units = self.explored.index, self.explored.embedder, self.gallery.units
         return {
             "items": len(index),
@@ -106,7 +95,6 @@ class App:
         return {"least": self.gallery.describe(least), "most": self.gallery.describe(most)}
 
     def columns(self) -> dict[str, Any]:
-        """The columns of rules."""
         with self._turn():
             return describe(self.table())
 
@@ -116,7 +104,6 @@ class App:
             raise Gone(f"there are no pictures of {kind!r}")
         return self.gallery.pictures.thumbnail(self.items[kind](row))
 
-    # --- questions ---------------------------------------------------------------------------------------------------
     def upload(self, data: bytes) -> dict[str, Any]:
         """Keep the image of a file to search by. `Refused` if it is none, or too large."""
         try:
@@ -128,7 +115,6 @@ class App:
             return {"upload": self.asker.upload(pixels), "width": width, "height": height}
 
     def search(self, values: Values) -> dict[str, Any]:
-        """The `count` nearest items."""
         count = values.get("count", 24)
         if not isinstance(count, int) or isinstance(count, bool):
             raise ValueError(f"count {count!r}: give a whole number")
@@ -136,18 +122,15 @@ class App:
             return self.asker.search(self.asker.read(values), count)
 
     def compare(self, values: Values) -> dict[str, Any]:
-        """The same query by several scores."""
         with self._turn():
             return self.asker.compare(self.asker.read(values))
 
     def walk(self, values: Values) -> dict[str, Any]:
-        """The path from a query to its root."""
         with self._turn():
             asked = self.asker.read(values)
             return self.captions.walk(asked.z, asked.label, asked.side, str(values.get("root", "included")))
 
     def rules(self, values: Values) -> dict[str, Any]:
-        """The samples that rules would drop."""
         rules = values.get("rules", [])
         if not isinstance(rules, list):
             raise ValueError(f"rules {rules!r}: give a list of NAME: FORMULA")

@@ -47,8 +47,8 @@ class Once(Generic[Value]):
 
 
 class Gallery:
-    """An index on the page, with at most a block and four bytes an item of it in memory. uncertainty: (N,) float32 of
-    all rows, NaN for deleted ones; mapped: rows (M,), their plane and their places in it (M, 5), as `place` gives them.
+    """An index on the page. uncertainty: (N,) float32 of all rows, NaN for deleted ones; mapped: rows (M,), their plane
+    and their places in it (M, 5), as `place` gives them.
     """
 
     def __init__(self, index: SearchIndex):
@@ -69,7 +69,6 @@ class Gallery:
         return self.index.items([row])[0]
 
     def describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as the page shows them."""
         trace, side = self.uncertainty(), self.index.side
         return [
             {"row": row, **shown(item), **self.meaning_of(float(trace[row]), side)}
@@ -134,9 +133,7 @@ def captions_of(item: Item) -> list[str]:
 
 
 class Captions:
-    """At most `most` distinct texts of a gallery (its captions, or its items) and `further` ones. found: T texts and
-    their Gaussians (T, D), embedded once.
-    """
+    """At most `most` distinct texts of a gallery and `further` ones; found: them and their Gaussians, once."""
 
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
         self.gallery, self.embedder, self.most, self.further = gallery, embedder, most, list(further)
@@ -148,19 +145,16 @@ class Captions:
             rows = self.gallery.sample(self.most).tolist()
             texts, parts = [item["key"] for item in index.items(rows)], [index.gaussians(rows)]
         if self.embedder is not None:
-            known, own = set(texts), [] if parts else self._captions()
-            if rest := [text for text in dict.fromkeys([*own, *self.further]) if text not in known]:
+            known, own = set(texts), dict[str, None]()
+            sample = np.random.default_rng(0).permutation([] if parts else self.gallery.sample(LOOKED))
+            for part in np.array_split(sample, max(1, len(sample) // 500)):
+                items = index.items(part.astype(int).tolist())
+                own |= dict.fromkeys(text for item in items for text in captions_of(item))
+                if len(own) >= self.most:
+                    break
+            if rest := [text for text in dict.fromkeys([*[*own][: self.most], *self.further]) if text not in known]:
                 texts, parts = texts + rest, [*parts, self.embedder.embed_texts(rest)]
         return texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1))
-
-    def _captions(self) -> list[str]:
-        rows, texts = self.gallery.sample(LOOKED), dict[str, None]()
-        for part in np.array_split(np.random.default_rng(0).permutation(rows), max(1, len(rows) // 500)):
-            items = self.gallery.index.items(part.tolist())
-            texts |= dict.fromkeys(text for item in items for text in captions_of(item))
-            if len(texts) >= self.most:
-                break
-        return list(texts)[: self.most]
 
     def nearest(self, image: Gaussian, count: int, doubt: Tensor | None = None) -> list[dict[str, Any]]:
         """The best texts of an image (1, D) by the model's own score, with the image's doubt."""
@@ -175,14 +169,11 @@ class Captions:
         return found
 
     def describe(self, texts: Sequence[str], z: Gaussian, some: list[int]) -> list[dict[str, Any]]:
-        """Some texts with their meanings."""
         traces = self.gallery.own.uncertainty(z.select(torch.tensor(some))).tolist()
         return [{"text": cut(texts[i]), **self.gallery.meaning_of(trace, "text")} for i, trace in zip(some, traces)]
 
     def walk(self, asked: Gaussian, label: str, side: str, root: str) -> dict[str, Any]:
-        """The captions from a query (1, D) to its root, ProLIP 4.4, each with the nearest images of the gallery. A text
-        begins at itself. ValueError for an unknown root, and without a model or captions.
-        """
+        """The captions from a query (1, D), a text first, to its root, ProLIP 4.4, each with the nearest images."""
         if self.embedder is None:
             raise ValueError("captions are embedded by a model, and there is none: start with --model")
         texts, z = self.found()

@@ -39,7 +39,7 @@ def open_source(
     **reading: Any,
 ) -> Explored:
     """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: by default the
-    one that the index names, on this device. reading: of `SearchIndex.add`. ValueError and OSError say what to give.
+    one that the index names. reading: of `SearchIndex.add`. ValueError and OSError say what to give.
     """
     temporary, changes = None, ""
     if holds_index(source):

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from prolip.curate.rules import MEANINGS, parse_rules
+from prolip.curate.score import table_of
 from prolip.curate.select import UNUSABLE, Choice, check_noise, quantile
 from prolip.curate.signals import pair_columns, side_columns
-from prolip.curate.sources import table_of
 from prolip.curate.tables import read_table, signals_of, tables_of, whole_column
 from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item
@@ -115,9 +115,7 @@ def outward(value: float, way: int) -> float:
 
 
 def try_rules(table: RuleTable, texts: Sequence[str]) -> dict[str, Any]:
-    """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does: by each, by it alone, by any.
-    command: selects scored samples; shown: some dropped samples with the reasons, and some kept ones, evenly spread.
-    """
+    """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does, with a command and some examples."""
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
     choice, usable = Choice(rules=parse_rules(list(texts))), table.usable

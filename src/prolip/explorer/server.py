@@ -26,14 +26,15 @@ from urllib.parse import unquote, urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.explorer.app import App, Refused
-from prolip.explorer.limits import Busy, Places
-from prolip.explorer.thumbnails import Gone
+from prolip.explorer.thumbnails import Busy, Gone, turn
 from prolip.utils.documents import loads
 
 #: Bytes of a question, of a picture, and of a refused body that are read, so that its sender gets the answer.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
 #: Seconds that a connection may be silent, that it may pause within a refused body, and of a whole request and answer.
 SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
+#: Seconds between two looks for a free place.
+LOOK = 0.01
 #: Connections, and large pictures in transfer, at once, and seconds after which a slow one yields to another.
 CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
 #: Bytes of a body that need no place of SENDERS.
@@ -58,6 +59,40 @@ ALWAYS = {
 }
 
 
+class Places:
+    """At most `most` connections. The one that has kept the server waiting longest, over `grace` s, yields to the next.
+    since: when a connection began to keep the server waiting, None while the server works for it.
+    """
+
+    def __init__(self, most: int, grace: float):
+        self.most, self.grace, self.since = most, grace, dict[socket.socket, float | None]()
+        self._turn = threading.Lock()
+
+    def enter(self, connection: socket.socket, work: str) -> None:
+        """Take a place as soon as there is one. `Busy` after PATIENCE seconds in which others wait for one, too."""
+        with turn(self._turn, work):
+            while len(self.since) >= self.most:
+                self.end(self.grace, 1)
+                time.sleep(LOOK)
+            self.since[connection] = time.monotonic()
+
+    def leave(self, connection: socket.socket) -> None:
+        self.since.pop(connection, None)
+
+    def mark(self, connection: socket.socket, waits: bool) -> None:
+        """Note that the server now waits for a connection, or works for it."""
+        if connection in self.since:
+            self.since[connection] = time.monotonic() if waits else None
+
+    def end(self, seconds: float, count: int | None = None) -> None:
+        """End connections that have kept the server waiting for more than `seconds`, at most `count`, longest first."""
+        waiting = [(since, connection) for connection, since in list(self.since.items()) if since is not None]
+        late = sorted((pair for pair in waiting if pair[0] < time.monotonic() - seconds), key=lambda pair: pair[0])
+        for _, connection in late[:count]:
+            with suppress(OSError):  # it has left
+                connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end and leaves
+
+
 class Server(ThreadingHTTPServer):
     """The explorer at a host and port (0: any free one). hosts: its names in requests."""
 
@@ -74,27 +109,22 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection as soon as there is a place."""
         self.connections.enter(request, "connections")
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, and give its place back."""
         super().shutdown_request(request)
         self.connections.leave(request)
 
     def service_actions(self) -> None:
-        """End overdue connections, now and then."""
         self.connections.end(LONGEST)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report errors, but no broken connections."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """The address of the page."""
         host, port = str(self.server_address[0]), self.server_address[1]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -105,7 +135,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach it."""
         return is_loopback(str(self.server_address[0]))
 
 
@@ -118,15 +147,12 @@ class Handler(BaseHTTPRequestHandler):
     unread = True
 
     def do_GET(self) -> None:
-        """Send the page, its files, thumbnails, and looks."""
         self._answer(self._get)
 
     def do_POST(self) -> None:
-        """Answer questions and take pictures."""
         self._answer(self._post)
 
     def _answer(self, work: Callable[[str], None]) -> None:
-        """Do the work, or answer with the error."""
         self.unread = "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
         self._mark(waits=False)
         try:
@@ -192,7 +218,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    # --- checks -------------------------------------------------------------------------------------------------------
     def _check_head(self) -> None:
         if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may follow
             self.unread = True
@@ -230,11 +255,9 @@ class Handler(BaseHTTPRequestHandler):
         return data
 
     def _mark(self, waits: bool) -> None:
-        """Note whether the server waits for the other end."""
         for crowd in (self.server.connections, self.server.senders):
             crowd.mark(self.connection, waits)
 
-    # --- answers ------------------------------------------------------------------------------------------------------
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
         data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
@@ -247,9 +270,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _end(self) -> None:
-        """End a connection whose body was not read, which would be taken for the next request. Read what still comes,
-        up to a bound, until the sender closes: closed earlier, it would lose the answer.
-        """
+        """Read an unread body, up to a bound, and end: it would be taken for the next request."""
         if self.unread:
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)

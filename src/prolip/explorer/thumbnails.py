@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,7 +24,6 @@ from prolip.data.reading.rows import read_rows
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
-from prolip.explorer.limits import PATIENCE, Busy
 from prolip.search.keys import candidates, hashes_of, run_of
 from prolip.search.store import Item
 from prolip.utils.documents import read_file
@@ -35,7 +36,24 @@ PIXELS = 2**26
 DECODER = ThreadPoolExecutor(1)
 #: The fields of an item that say where its image is.
 PLACES = ("path", "table", "row", "shard")
+#: Seconds that a request waits for its turn.
+PATIENCE = 30.0
 Value = TypeVar("Value")
+
+
+class Busy(Exception):
+    """There was no turn in time."""
+
+
+@contextmanager
+def turn(lock: threading.Lock, work: str) -> Iterator[None]:
+    """Hold a lock. `Busy` after PATIENCE seconds without it."""
+    if not lock.acquire(timeout=PATIENCE):
+        raise Busy(f"this machine is busy with {work} of others: ask again in a moment")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Gone(Exception):
@@ -94,9 +112,7 @@ class Thumbnails:
 
 
 def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone. `Gone`
-    for a compressed or damaged tar.
-    """
+    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2); or `Gone`."""
     found: dict[str, tuple[int, int, int]] = {}
     try:
         with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
@@ -124,7 +140,6 @@ def decoded(make: Callable[[], Value]) -> Value:
 
 
 def thumbnail_of(image: Image.Image) -> bytes:
-    """WebP of at most SIDE pixels a side; changes the image."""
     image.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
     image.save(data, "WEBP", quality=86, method=2)

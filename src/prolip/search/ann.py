@@ -1,7 +1,4 @@
-"""Approximate indexes: fast search by faiss in P + 1 dimensions, and the bytes that it takes.
-
-All hold `prolip.scores.distance_vectors` and rank by L2: graphs of uneven vectors find little by inner products.
-"""
+"""Approximate indexes: faiss by L2 among `prolip.scores.distance_vectors`, and the bytes that it takes."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def fitted(index: faiss.Index, vectors: np.ndarray) -> np.ndarray:
 
 
 def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np.ndarray:
-    """The vectors that an index holds of some rows, (n, P + 1)."""
     return distance_vectors(gallery.factors(rows), constant).numpy()
 
 
@@ -111,9 +107,7 @@ def search(
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:
-    """The room that an index by csd takes, a row per type; disk includes variances, keys and captions. Building needs
-    the sample in three copies (vectors, padded, normalised), its centres and rows, and a block.
-    """
+    """The room that an index by csd takes, a row per type. Building needs three copies of its sample, and a block."""
     lines = [
         "| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
         "|---|---|---|---|---|---|",

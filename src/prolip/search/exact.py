@@ -57,7 +57,6 @@ class GaussianArrays(NamedTuple):
         return Gaussian(mean, torch.full_like(mean, -torch.inf) if log_var is None else log_var)
 
     def factors(self, rows: np.ndarray) -> Factors:
-        """Load the vectors of some rows (M,)."""
         both = torch.from_numpy(self.vector[rows])
         return Factors(both[:, :-1], both[:, -1])
 
@@ -79,7 +78,6 @@ class TopK(NamedTuple):
     scores: Tensor
 
     def first(self, k: int) -> TopK:
-        """The k best of each query."""
         return TopK(self.rows[:, :k], self.scores[:, :k])
 
 
@@ -105,9 +103,7 @@ class Steady(TorchFunctionMode):
 
 
 def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> TopK:
-    """Find the k best items of each query; side: of the queries. The gallery's vectors are those of the score if it
-    factors; otherwise `score_all` scores every pair.
-    """
+    """Find the k best items of each query of a side, by the gallery's vectors, else by every pair."""
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
         return score_all(score, queries, gallery, k, side)
@@ -125,16 +121,13 @@ def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, si
                 assert own is not None
                 error = error_bound(asked[left], gallery, near.scores[:, k - 1])
                 enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
-            size = min(k, best.rows.shape[1])
-            rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
+            rows[left[enough]], scores[left[enough]] = best.rows[enough], best.scores[enough]
             left, count = left[~enough], min(total, 4 * count)
     return TopK(rows, scores)
 
 
 def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
-    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count). count: at
-    most the living rows.
-    """
+    """Find the largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count), of living rows."""
     rows, scores = empty(len(asked), 0)
     for some in gallery.blocks():
         is_whole = some[-1] - some[0] + 1 == len(some)  # needs no copy
@@ -163,9 +156,7 @@ def error_bound(asked: Tensor, gallery: GaussianArrays, least: Tensor) -> Tensor
 def rescored(
     score: Score, queries: Gaussian, rows: Tensor, items_of: Callable[[np.ndarray], Gaussian], side: Side = "text"
 ) -> Tensor:
-    """Score some items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1.
-    items_of: rows (M,) -> Gaussian (M, D).
-    """
+    """Score items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1."""
     queries, other = queries.to(precise(score)), other_side(side)
     asked, parts = score.factors(queries, side), []
     step = max(1, ELEMENTS // max(1, rows.shape[1] * queries.mean.shape[1]))
@@ -211,7 +202,7 @@ def score_all(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, 
             values = all_scores(score, some, gallery.gaussian(rows).to(precise(score)), side).double()
             found = top(extended(found, torch.from_numpy(rows), values), k)
         parts.append(found)
-    return joined(parts, k)
+    return joined(parts)
 
 
 def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
@@ -220,18 +211,16 @@ def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
 
 
 def top(found: TopK, k: int) -> TopK:
-    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, min(k, m))."""
+    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
     by_row = found.rows.argsort(dim=1, stable=True)
     order = found.scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True)[:, :k]
-    place = by_row.gather(1, order)
-    return TopK(found.rows.gather(1, place), found.scores.gather(1, place))
+    place, pad = by_row.gather(1, order), (0, max(0, k - found.rows.shape[1]))
+    rows, scores = found.rows.gather(1, place), found.scores.gather(1, place)
+    return TopK(F.pad(rows, pad, value=-1), F.pad(scores, pad, value=-torch.inf))
 
 
-def joined(parts: Sequence[TopK], k: int) -> TopK:
-    """Answers of several groups of queries, filled up to k."""
-    pads = [(part, (0, k - part.rows.shape[1])) for part in parts]
-    rows = torch.cat([F.pad(part.rows, pad, value=-1) for part, pad in pads])
-    return TopK(rows, torch.cat([F.pad(part.scores, pad, value=-torch.inf) for part, pad in pads]))
+def joined(parts: Sequence[TopK]) -> TopK:
+    return TopK(*map(torch.cat, zip(*parts)))
 
 
 # --- elk --------------------------------------------------------------------------------------------------------------
@@ -277,9 +266,7 @@ def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
 
 
 def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
-    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q. Equal rows get equal bits
-    at any place: logaddexp rounds differently at the end of a block, exp and log do not.
-    """
+    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); equal rows get equal bits at any place."""
     return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
 
@@ -315,7 +302,7 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
                     bounded += len(asked) * len(buckets[number].rows)
                     scored += _search_bucket(buckets[number], some, asked, best)
         parts.append(best)
-    return joined(parts, k), bounded, scored
+    return joined(parts), bounded, scored
 
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:

@@ -119,7 +119,6 @@ class SearchIndex:
         """Items that can be found."""
         return len(self.store) - len(self.store.deleted)
 
-    # --- building ----------------------------------------------------------------------------------------------------
     def add(
         self,
         source: str,
@@ -153,10 +152,7 @@ class SearchIndex:
         return rebuild
 
     def append(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
-        """Append parts of a source, `rows` at a time; `finish` then adds them to an approximate index. parts: from the
-        position of `source` on, where an interrupted append resumes; replace: items take the place of those with their
-        keys, in one step.
-        """
+        """Append parts of a source, from its position on, `rows` at a time. replace: those of their keys."""
         position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
             source, others = self.source(address), [x for x in self.store.values["sources"] if x["address"] != address]
@@ -187,10 +183,10 @@ class SearchIndex:
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
-    def unfinished(self) -> list[str]:
-        """A line for every source that was not read to its end."""
-        what = f"{self.store.folder} holds only the first {{:,}} items of {{}}: rerun its build, if none is running"
-        return [what.format(x["position"], plain(x["address"])) for x in self.store.values["sources"] if not x["done"]]
+    def _tell_unfinished(self) -> None:
+        for x in (x for x in self.store.values["sources"] if not x["done"]):
+            held = f"holds only the first {x['position']:,} items of {plain(x['address'])}"
+            log.warning("%s %s: rerun its build, if none is running", self.store.folder, held)
 
     def find_embedder(
         self, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
@@ -200,9 +196,8 @@ class SearchIndex:
             words = self.store.values.get("load")
             if words is None:
                 raise ValueError("this index was made of kept features: give the model that made them, --model")
-            embedder = Embedder.load(
-                words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
-            )
+            where: Any = {"device": device, "precision": precision}
+            embedder = Embedder.load(words["model"], words["pretrained"], tokenizer=words["tokenizer"], **where)
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
             both = f"{embedder.name} is another model than made this index, {self.card.name}"
             raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")
@@ -264,7 +259,6 @@ class SearchIndex:
         """Remove keys from the results for good, and change values of the manifest. ValueError for a missing key."""
         self.store.delete(keys, unwanted=True, **values)
 
-    # --- searching ---------------------------------------------------------------------------------------------------
     @property
     def _near(self) -> faiss.Index | None:
         """The approximate index, None before its first rows are written."""
@@ -281,9 +275,7 @@ class SearchIndex:
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Yield items, Gaussians and vectors (n, P + 1) for another program: those nearest to `query_vectors` by L2
-        score highest.
-        """
+        """Yield items, Gaussians and vectors (n, P + 1) for another program, which ranks by L2 to `query_vectors`."""
         for rows in self.store.gallery.blocks():
             vectors = ann.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
             yield self.items(rows.tolist()), self.store.gallery.gaussian(rows), torch.from_numpy(vectors)
@@ -298,9 +290,7 @@ class SearchIndex:
     def query(
         self, queries: Sequence[str | Query], embedder: Embedder | None = None, top: int = 10, **settings: Any
     ) -> list[list[Answer]]:
-        """Search by texts, or by `Query(text, image)`; return the answers to each, best first. embedder: the model of
-        the index, loaded by default; give it to load it once. settings: of `search`.
-        """
+        """Answers to texts or `Query(text, image)`, best first, by the index's model. settings: of `search`."""
         asked = [Query(query) if isinstance(query, str) else query for query in queries]
         return [answers or [] for answers in ask(self, asked, self.find_embedder(embedder), top, **settings)[0]]
 
@@ -314,7 +304,7 @@ class SearchIndex:
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (probe is not None and probe < 1) or (rerank is not None and rerank < 1):
             raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give 1 or more of each")
-        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
+        self.store.once("told", self._tell_unfinished)
         gallery, role, served = self.store.gallery, other_side(self.side), self.served
         if exactly or not len(self.store) or (self.is_flat and (served or rerank is None)):
             if getattr(self.score, "measure", None) is MEASURES["elk"]:
@@ -326,12 +316,10 @@ class SearchIndex:
         found = self._candidates(queries, min(max(count, k), len(self.store)), probe, role)
         if not served or by_codes:
             found = found._replace(scores=exact.rescored(self.score, queries, found.rows, gallery.gaussian, role))
-        return exact.joined([exact.top(found, k)], k)
+        return exact.top(found, k)
 
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
-        """Find candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, with the squared distance d of
-        [u, 0] and [v, sqrt(c - |v|^2 - 2 b)]; exactly if there is no approximate index.
-        """
+        """Candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, squared distances d; or exactly."""
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         held, total = 0 if self._near is None else self._near.ntotal, len(self.store)
@@ -360,4 +348,4 @@ class SearchIndex:
             included = pairwise_inclusion_test(*pair).flatten() > 0
             scores = pairwise_log_inclusion(*pair).flatten()
             parts.append(exact.top(TopK(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k))
-        return exact.joined(parts, k)
+        return exact.joined(parts)

@@ -40,7 +40,6 @@ def absorbed(sizes: Sequence[int], new: int) -> int:
 
 
 def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Merge sorted runs, part by part."""
     places = [0] * len(runs)
     while any(place < len(run) for place, run in zip(places, runs)):
         parts = [run[place : place + READ] for place, run in zip(places, runs)]

@@ -57,6 +57,10 @@ class Query(NamedTuple):
         return " + ".join(part for part in (self.text, self.image) if part)
 
 
+#: Queries, and the keys that answer each.
+Known = tuple[list[Query], list[list[str]]]
+
+
 @dataclass(frozen=True)
 class Meaning:
     """What a model says of one input, None if it does not know."""
@@ -75,7 +79,6 @@ class Meaning:
 
     @property
     def words(self) -> list[str]:
-        """The meaning in words."""
         said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
         return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
 
@@ -90,7 +93,6 @@ class Answer(Meaning):
     trace: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
         return item | {name: value for name, value in vars(self).items() if name != "item"}
 
@@ -132,9 +134,7 @@ def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
 def answers_of(
     index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
 ) -> list[list[Answer]]:
-    """Describe the items that were found for each query (Q, D). pairs: whether each query is of the other side than the
-    gallery, as in training, and so has probabilities if it is `scored`, with the doubt of the pair's image.
-    """
+    """Describe what was found. pairs: queries of the other side than the gallery, which have probabilities."""
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
     if not len(rows):
@@ -168,9 +168,7 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
 
 
 def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
-    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted. own: the images
-    are items of the index, of which SAMPLE then show what kind they are.
-    """
+    """How far not to trust the model on images (N, D) -> (N,), None if not fitted. own: they are items of the index."""
     if reader is None:
         return None
     rows = np.unique(np.linspace(0, len(index.store) - 1, SAMPLE).astype(int))
@@ -188,10 +186,9 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
 ) -> dict[str, np.ndarray]:
-    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. certainty:
-    minus the uncertainties of query and answer; log probability: minus the code length among all items, if the model
-    has units and the gallery at most NUMBERS numbers; familiarity: log probability that the query is of the training's
-    kind; joint: the sum of both (`novelty.refusal`). found: always as many answers; pairs, reader: as in `answers_of`.
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. They need
+    units, novelty or a small gallery in part (docs/search.md). found: always as many answers; pairs, reader: as in
+    `answers_of`.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
     has_answer, out = rows >= 0, {"similarity": first}
@@ -219,9 +216,7 @@ def confidences(
 
 
 def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
-    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1. None if the model has no
-    units, or the index more than NUMBERS numbers, which each batch would read.
-    """
+    """`Units.code_length` of a row per query, (Q,), inf for row -1; None without units, or of over NUMBERS numbers."""
     units, dim = meaning(index)[0], queries.mean.shape[1]
     if units is None or len(index) * dim > NUMBERS or not len(index):
         return None
@@ -241,7 +236,7 @@ def ask(
     embedder: Embedder,
     top: int = 10,
     more_general: bool | None = None,
-    known: tuple[Sequence[Query], Sequence[Sequence[str]]] | None = None,
+    known: Known | None = None,
     risk: float = 0.1,
     delta: float = 0.1,
     **settings: Any,
@@ -263,7 +258,7 @@ def ask(
     search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
     found, given = search(z), [True] * len(queries)
     if known is not None:
-        threshold = calibrate(index, *known, embedder, risk, delta, search)
+        threshold = calibrate(index, known, embedder, risk, delta, search)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
     answers = answers_of(index, found.first(top), pairs, z, reader)
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
@@ -275,18 +270,12 @@ def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
 
 
 def calibrate(
-    index: SearchIndex,
-    queries: Sequence[Query],
-    right: Sequence[Sequence[str]],
-    embedder: Embedder,
-    risk: float,
-    delta: float,
-    search: Callable[[Gaussian], TopK],
+    index: SearchIndex, known: Known, embedder: Embedder, risk: float, delta: float, search: Callable[[Gaussian], TopK]
 ) -> Threshold:
-    """Calibrate a threshold on queries whose right answers are the keys `right`. search: how the later queries are
-    searched, with COMPARED answers or more, as other settings may find other first answers. Warns of keys that are not
-    in the index; ValueError if none is.
+    """Calibrate a threshold on queries with their right keys. search: as later queries are searched, with COMPARED
+    answers or more. Warns of keys that are not in the index; ValueError if none is.
     """
+    queries, right = known
     keys = list(dict.fromkeys(key for some in right for key in some))
     rows = dict(zip(keys, index.find(keys).tolist()))
     missing = [key for key, row in rows.items() if row < 0]
@@ -303,7 +292,7 @@ def calibrate(
     return find_threshold(sure, np.array(wrong), risk, delta)
 
 
-def read_queries(path: str, allow_private_hosts: bool = False) -> tuple[list[Query], list[list[str]]]:
+def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
     """Read queries and the keys that answer them, a JSON object per line: {"text": ..., "image": ..., "keys": [...]}.
     allow_private_hosts: whether a URL may lead to a host that is not public. ValueError names a wrong line.
     """

@@ -32,7 +32,6 @@ class Threshold(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether anything is answered."""
         return self.least < np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
@@ -104,6 +103,5 @@ def find_threshold(
 
 
 def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Wrong answers, and all answers, by threshold."""
     answered = score >= tried[:, None]
     return answered @ error, answered.sum(1)

@@ -65,9 +65,9 @@ class Read(NamedTuple):
 
 
 class Rebuild:
-    """One pass over a source by the writer of an index, which holds its lock. data: the address as given; the manifest
-    keeps it without secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. added,
-    replaced, removed: items; withheld: items that stay deleted.
+    """One pass over a source by the writer of an index. data: the address as given; the manifest keeps it without
+    secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. withheld: items that stay
+    deleted.
     """
 
     def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):
@@ -160,7 +160,6 @@ def parse(address: str) -> NamedSource:
 
 
 def side_of(source: NamedSource) -> Side:
-    """The side that a source gives."""
     return "text" if source.kind == "texts" else "image"
 
 
@@ -256,14 +255,13 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
 
 
 def lines_of(path: str) -> list[str]:
-    """The distinct texts of a file in order, without blank lines."""
+    """The distinct texts of a UTF-8 file in order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return [line for line in dict.fromkeys(text_lines(Path(path).read_text(encoding="utf-8-sig"))) if line]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 ({error}): convert it, such as by iconv") from error
-    return [line for line in dict.fromkeys(text_lines(text)) if line]
 
 
 def kept(address: str) -> Features:

@@ -88,8 +88,12 @@ class Store:
                 raise FileNotFoundError(f"no index in {self.folder}: build one with {build}")
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
-            files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
-            self._files = {name: file for name, file in files.items() if file is not None}
+            files, self._files = self.values["files"], dict[str, IO[bytes]]()
+            for name, (size, _) in files.items():
+                with suppress(FileNotFoundError):
+                    file = (self.folder / name).open("rb")
+                    if os.fstat(file.fileno()).st_size >= size:
+                        self._files[name] = file
             if len(self._files) == len(files) or text == before:
                 break
             before = text
@@ -114,7 +118,6 @@ class Store:
                 remedy = AGAIN.format(self.folder) if name.startswith(NEAR) else REMEDY
                 raise ValueError(f"{self.folder / name} is damaged: {remedy}")
 
-    # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the writers' lock, from the last commit on. BlockingIOError if another process holds it."""
@@ -140,9 +143,7 @@ class Store:
     def append(
         self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sources, replace: bool = False
     ) -> None:
-        """Add rows, and how far the sources were read. replace: items take the place of those with their keys.
-        ValueError for keys that occur twice, or that are there already and may not be replaced.
-        """
+        """Add rows, and how far sources were read. replace: in place of those with their keys, else ValueError."""
         with self.writing():
             keys, start = [item["key"] for item in items], len(self)
             former, last = self.find(keys), {key: place for place, key in enumerate(keys)}
@@ -225,7 +226,6 @@ class Store:
             self._grow(files, DELETED, ~rows if unwanted else rows)
             self.write(files=files, **values)
 
-    # --- reading -----------------------------------------------------------------------------------------------------
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Make a value of this state once, until the next commit."""
         if name not in self._made:
@@ -301,7 +301,6 @@ class Store:
 
     @cached_property
     def deleted(self) -> np.ndarray:
-        """Deleted rows, rising."""
         return np.flatnonzero(self.fates)
 
 
@@ -347,16 +346,7 @@ def _line(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
-def _opened(path: Path, size: int) -> IO[bytes] | None:
-    """Open a file whose first bytes count; None if it is missing or has fewer."""
-    with suppress(FileNotFoundError):
-        file = path.open("rb")
-        return file if os.fstat(file.fileno()).st_size >= size else None
-    return None
-
-
 def _checksum(file: IO[bytes], size: int) -> int:
-    """The CRC-32 of the first bytes of a file."""
     checksum = 0
     for start in range(0, size, READ):
         checksum = zlib.crc32(os.pread(file.fileno(), min(READ, size - start), start), checksum)
