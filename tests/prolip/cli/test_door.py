@@ -11,7 +11,6 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
-from prolip.utils.flags import FlagError
 from prolip.utils.moved import DOORS
 
 ROOT = Path(__file__).parents[3]
@@ -121,17 +120,6 @@ def test_a_bug_shows_its_trace(monkeypatch):
         main(["hub"])
 
 
-def test_there_is_one_door_per_task():
-    mains = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "src").rglob("*.py")
-        if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())
-    }
-    assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
-    scripts = re.findall(r'^([\w-]+) = "[\w.]+:\w+"$', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert scripts == ["prolip", "prolip-clip-benchmark"]
-
-
 @pytest.mark.parametrize("module", sorted(DOORS))
 def test_a_module_that_was_a_command_names_the_verb(module):
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60)
@@ -149,11 +137,6 @@ def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path, start):
     path = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_unknown_commands_are_no_modules():
-    with pytest.raises(FlagError):
-        commands_of("main")
 
 
 def test_a_shell_completes_verbs_subverbs_and_flags(capsys):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import commits_curate as make
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,10 +20,8 @@ from prolip.cli.main import main as prolip_command
 from prolip.curate.report import write_page
 from prolip.curate.rules import Expression
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import claimed, made, read_table, read_words, stamp, table_path
-from prolip.curate.write import Plan, begin
-from prolip.data.reading.tar import ShardReader, read_shard
-from prolip.utils import outputs
+from prolip.curate.tables import claimed, made, read_table, stamp, table_path
+from prolip.data.reading.tar import read_shard
 from signed import SIGNED, files_with_secrets, serving
 
 FORK = multiprocessing.get_context("fork")
@@ -136,16 +130,6 @@ def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
 
 
-def test_new_shards_of_other_content_are_not_mixed(scored, tmp_path, capsys):
-    assert main(["select", str(scored)]) == 0 and make.write_all(scored, tmp_path / "kept", 3) == 12
-    exchange(tmp_path / "shards/2.tar")
-    make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert main(["select", str(scored)]) == 0
-    assert "holds shards of another selection: give another --output" in fails(
-        capsys, "write", scored, "--output", tmp_path / "kept", "--shard-samples", 3
-    )
-
-
 def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
     assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
     assert (scored / "report.html").read_text().count("data:image/webp") == 12
@@ -179,13 +163,6 @@ def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
     assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
 
 
-def test_a_folder_of_others_is_not_replaced(scored, capsys):
-    (scored / "selection").mkdir()
-    (scored / "selection/thesis\n.tex").write_text("years")
-    assert r"holds thesis\n.tex, which is no selection's" in fails(capsys, "select", scored)
-    assert (scored / "selection/thesis\n.tex").read_text() == "years"
-
-
 # --- damaged tables ---------------------------------------------------------------------------------------------------
 def damages(path: Path) -> dict[str, bytes]:
     whole = path.read_bytes()
@@ -214,45 +191,6 @@ def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind)
     place = table_path(scored / "selection", 1)
     place.write_bytes(damages(path)[kind])
     assert "000001.parquet" in fails(capsys, "write", scored, "--output", tmp_path / "kept")
-
-
-def test_flipped_bits_of_a_page_are_seen(scored, capsys):
-    path = table_path(scored / "scores", 1)
-    data, part = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(1)
-    data[part.dictionary_page_offset + part.total_compressed_size - 3] ^= 1  # in the last page of the keys
-    path.write_bytes(data)
-    assert "000001.parquet is damaged" in fails(capsys, "select", scored, "--copies", "1")
-
-
-def test_scores_of_before_are_refused_by_name(scored, tmp_path, capsys):
-    path = table_path(scored / "scores", 0)
-    pq.write_table(pq.read_table(path).replace_schema_metadata({b"prolip": json.dumps({"shard": "0.tar"})}), path)
-    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*another --output, or delete it"):
-        make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert "000000.parquet is of an earlier version" in fails(capsys, "select", scored)
-    (scored / "scores/manifest.json").unlink()
-    assert "with a new --output" in fails(capsys, "select", scored)
-
-
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, capsys):
-    words = [str(scored)]
-    assert main(["select", *words]) == 0 and main(["report", *words]) == 0
-    files = {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
-    try:
-        for command in (
-            ["select", *words, "--yes", "--drop", RULE],
-            ["report", *words],
-            ["write", *words, "--output", tmp_path / "kept"],
-        ):
-            assert "File too large" in fails(capsys, *command)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert files == {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["plan.json"]  # which is small enough
 
 
 # --- shards that lack something ---------------------------------------------------------------------------------------
@@ -349,20 +287,6 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
-def test_forty_rules_are_counted_each(scored, tmp_path):
-    rules = [f"r{n}: cosine < quantile(cosine, {n / 80})" for n in range(60)]
-    words = [word for rule in rules for word in ("--drop", rule)]
-    assert main(["select", str(scored), "--yes", *words]) == 0
-    summary = read_words(scored / "selection/selection.json", "")
-    values = np.concatenate([column(scored, n, "cosine") for n in range(3)]).astype(np.float32)
-    want = {f"r{n}": int((values < np.quantile(values, n / 80)).sum()) for n in range(60)}
-    assert {name: summary["dropped"][name] for name in want} == want
-    reasons = [pq.read_table(table_path(scored / "selection", n))["reasons"].to_numpy() for n in range(3)]
-    assert (np.concatenate(reasons) >> np.uint64(63)).sum() == want["r59"] > 0
-    assert main(["report", str(scored), "--top", "2"]) == 0
-    assert "Dropped: r59" in (scored / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -379,31 +303,6 @@ def test_forty_rules_are_counted_each(scored, tmp_path):
 def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     error = fails(capsys, "select", scored, *words)
     assert said in error and len(error) < 600
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "x: cosine < 10 ** 400",
-        "x: cosine > (-8) ** 0.5",
-        "x: cosine < 1 / 0",
-        "x: cosine < -10 ** 10 ** 10",
-        "x: " + " or ".join(["cosine < 1"] * 1000),
-        "x: " + "not " * 97 + "cosine < 0",
-    ],
-)
-def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
-    assert main(["select", str(scored), "--yes", "--drop", rule]) == 0
-
-
-def test_the_subset_file_is_where_it_says(tmp_path, capsys):
-    uids = [f"{n:032x}" for n in range(4)]
-    members = [x for n, uid in enumerate(uids) for x in make.sample(str(n), n, json=json.dumps({"uid": uid}).encode())]
-    make.score_all([make.write_tar(tmp_path / "0.tar", members)], tmp_path / "out")
-    place = tmp_path / "new/subset"
-    assert main(["select", f"{tmp_path}/out", "--subset", str(place)]) == 0
-    assert f"4 uids in {place}" in capsys.readouterr().out and len(np.load(place)) == 4
-    assert os.listdir(place.parent) == ["subset"]
 
 
 # --- many processes ---------------------------------------------------------------------------------------------------
@@ -443,19 +342,6 @@ def test_any_set_of_processes_does_each_part_once(tmp_path):
     assert (tmp_path / "3").read_text() == "x"
 
 
-def test_processes_begin_at_different_parts_and_do_all(tmp_path):
-    orders = [[*made(dict.fromkeys(range(50)), lambda n: tmp_path / str(n), lambda n: n)] for _ in range(20)]
-    assert len({order[0] for order in orders}) > 5 and all(sorted(order) == list(range(50)) for order in orders)
-    assert [*made({}, lambda n: tmp_path, lambda n: n)] == []
-
-
-def test_without_locks_everyone_may_and_the_bytes_are_the_same(tmp_path, scored, monkeypatch):
-    monkeypatch.setattr(outputs.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
-    together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
-    for path in (scored / "scores").iterdir():
-        assert (tmp_path / "many/scores" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
     def die(number: int) -> None:
         claimed(tmp_path / "0", None).__enter__()
@@ -467,18 +353,6 @@ def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     together(2, _claim, tmp_path, dict.fromkeys(range(40)))
     assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(40))
-
-
-def _begin(number: int, out: Path, shards: Path) -> None:
-    begin(Plan(out, 3, ShardReader()), shards)
-    make.write_tar(shards / "000000.tar", [])
-
-
-def test_simultaneous_starts_agree_on_one_plan(scored, tmp_path):
-    make.choose(scored)
-    together(24, _begin, scored, tmp_path / "kept")
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000000.tar", "plan.json"]
-    assert read_words(tmp_path / "kept/plan.json", "")["written"] == 12
 
 
 def _score(number: int, urls: list[str], out: Path) -> None:

@@ -59,12 +59,6 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     assert Thumbnails().data(scored_table(out).item(5)) == own_data.image(5)
 
 
-def test_class_folders_are_scored_by_their_names(model, tmp_path):
-    made = own_data.write(tmp_path / "d")
-    run("curate", "score", "--data", made["classes"], "--model", model, "--output", tmp_path / "out")
-    assert set(cosines(tmp_path / "out")["caption"]) == set(own_data.CLASSES)
-
-
 def test_a_table_that_changed_is_scored_again(model, tmp_path, capsys):
     made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
     run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
@@ -74,12 +68,3 @@ def test_a_table_that_changed_is_scored_again(model, tmp_path, capsys):
     assert "own.csv has changed since it was scored" in capsys.readouterr().err
     run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
     assert len(cosines(out)["caption"]) == 7
-
-
-def test_shards_are_not_written_beside_scores(model, tmp_path, capsys):
-    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    run("curate", "select", out)
-    with pytest.raises(SystemExit):
-        run("curate", "write", out, "--output", out)
-    assert "holds tables of scores" in capsys.readouterr().err and not list(out.glob("*.tar"))

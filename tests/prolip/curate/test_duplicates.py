@@ -11,7 +11,7 @@ import torch
 
 from prolip.curate import select
 from prolip.curate.select import duplicates_of, radius_of
-from prolip.curate.signals import PairSignals
+from prolip.curate.signals import signatures
 from prolip.curate.tables import BITS
 
 
@@ -80,7 +80,7 @@ def test_bits_differ_as_the_angle_says():
         other = torch.randn(2000, 64, generator=generator)
         other = torch.nn.functional.normalize(other - (other * a).sum(1, keepdim=True) * a, dim=1)
         b = cosine * a + math.sqrt(1 - cosine**2) * other
-        pairs = [np.frombuffer(b"".join(figures.signatures(x).to_pylist()), np.uint8).reshape(2000, -1) for x in (a, b)]
+        pairs = [np.frombuffer(b"".join(signatures(x).to_pylist()), np.uint8).reshape(2000, -1) for x in (a, b)]
         differ = (np.unpackbits(pairs[0], axis=1) != np.unpackbits(pairs[1], axis=1)).sum(1)
         assert differ.mean() == pytest.approx(BITS * math.acos(cosine) / math.pi, rel=0.03)
         assert radius_of(cosine) == math.floor(BITS * math.acos(cosine) / math.pi)

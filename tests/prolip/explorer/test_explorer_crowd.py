@@ -19,7 +19,6 @@ from PIL import Image
 
 from prolip.explorer import limits, thumbnails
 from prolip.explorer import server as served
-from prolip.explorer.limits import Busy, Places
 from prolip.explorer.server import make_server
 
 BYTES, JSON = {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/json"}
@@ -97,13 +96,6 @@ def test_a_body_that_is_not_read_is_no_request(server, head, status):
         assert b"Connection: close" in found[0][1] and found[0][1].endswith(b"}")
 
 
-def test_requests_without_a_body_share_a_connection_whatever_becomes_of_them(server):
-    nowhere = f"GET /nowhere HTTP/1.1\r\n{HOST}\r\n"
-    question = f"POST /api/search HTTP/1.1\r\n{HOST}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
-    found = raw(server, ASKED + nowhere + question + nowhere + LAST)
-    assert [status for status, _ in found] == [200, 404, 400, 404, 200]
-
-
 # --- many ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [50, 200])
 def test_all_who_come_at_once_are_answered(server, count):
@@ -117,12 +109,6 @@ def test_all_who_come_at_once_are_answered(server, count):
         assert Counter(pool.map(one, range(count))) == {200: count}
 
 
-def test_more_than_there_are_places_for_wait_for_theirs(few):
-    with ThreadPoolExecutor(60) as pool:
-        found = list(pool.map(lambda _: post(few, "/api/upload", picture("red"), BYTES)[0], range(60)))
-    assert Counter(found) == {200: 60}
-
-
 @pytest.mark.parametrize("sent", ["", "GET / HT", f"GET / HTTP/1.1\r\n{HOST}X: ", ASKED])
 def test_those_who_keep_it_waiting_give_way(few, sent):
     slow = [socket.create_connection(few.server_address) for _ in range(30)]
@@ -130,21 +116,6 @@ def test_those_who_keep_it_waiting_give_way(few, sent):
         connection.sendall(sent.encode())
     assert [status for status, _ in raw(few, LAST)] == [200]
     assert len(few.connections.since) <= 8
-    for connection in slow:
-        connection.close()
-
-
-@pytest.mark.parametrize("sent", [3, 2**11])
-def test_pictures_that_do_not_come_keep_no_others_away(few, sent):
-    head = f"POST /api/upload HTTP/1.1\r\n{HOST}Content-Type: application/octet-stream\r\nContent-Length: 9999\r\n\r\n"
-    slow = [socket.create_connection(few.server_address) for _ in range(5)]
-    for connection in slow:
-        connection.sendall(head.encode() + b"x" * sent)
-    noise = Image.effect_noise((64, 64), 99).convert("RGB")
-    data = io.BytesIO()
-    noise.save(data, "BMP")
-    assert len(data.getvalue()) > served.SMALL
-    assert post(few, "/api/upload", data.getvalue(), BYTES)[0] == 200
     for connection in slow:
         connection.close()
 
@@ -170,30 +141,6 @@ def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
     status, answer = post(server, "/api/upload", picture("red"), BYTES)
     over.set()
     assert status == 503 and "busy with pictures of others" in answer["error"]
-
-
-def test_whoever_is_answered_keeps_the_place():
-    places, ends = Places(2, 0.0), [socket.socketpair() for _ in range(3)]
-    first, second, third = (pair[0] for pair in ends)
-    places.enter(first, "connections")
-    places.enter(second, "connections")
-    places.mark(first, waits=False)
-    threading.Timer(0.1, places.leave, [second]).start()
-    places.enter(third, "connections")
-    assert set(places.since) == {first, third} and ends[1][1].recv(1) == b""
-    ends[0][1].setblocking(False)
-    with pytest.raises(BlockingIOError):
-        ends[0][1].recv(1)
-    for pair in ends:
-        for end in pair:
-            end.close()
-
-
-def test_a_line_for_a_place_is_not_endless(monkeypatch):
-    monkeypatch.setattr(limits, "PATIENCE", 0.05)
-    places = Places(1, 0.0)
-    with places._turn, pytest.raises(Busy, match="busy with pictures of others"):
-        places.enter(socket.socket(), "pictures")
 
 
 # --- large pictures --------------------------------------------------------------------------------------------------
@@ -237,16 +184,3 @@ def test_many_large_pictures_at_once_take_the_memory_of_one(server, app, tmp_pat
         shown = [pool.submit(app.gallery.pictures.thumbnail, place) for place in places]
     assert {made.result()[0] for made in uploads} == {200} and all(made.result() for made in shown)
     assert peak() - before < 2 * side + 100  # one has 25 million pixels of 4 bytes, twelve would have 1,200 MB
-
-
-def test_a_thumbnail_of_a_jpeg_is_decoded_coarser(tmp_path, monkeypatch):
-    sizes, make = [], thumbnails.thumbnail_of
-
-    def seen(image: Image.Image) -> bytes:
-        sizes.append(image.size)
-        return make(image)
-
-    monkeypatch.setattr(thumbnails, "thumbnail_of", seen)
-    Image.effect_noise((4000, 3000), 50).convert("RGB").save(tmp_path / "large.jpg")
-    data = thumbnails.Thumbnails().thumbnail({"key": "large.jpg", "path": str(tmp_path / "large.jpg")})
-    assert sizes == [(1000, 750)] and Image.open(io.BytesIO(data)).size == (thumbnails.SIDE, 168)

@@ -10,7 +10,7 @@ import torch
 from explored import make_app, picture
 from fitted_models import fitted_model
 
-from prolip.explorer.confidence import first_answer
+from prolip.explorer.query import first_answer
 from prolip.uncertainty.units import range_in_words
 
 

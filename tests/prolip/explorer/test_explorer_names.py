@@ -13,7 +13,6 @@ import pytest
 from explored import COLOURS, make_app, picture
 from PIL import Image
 
-from prolip.explorer.app import App
 from prolip.explorer.server import make_server
 from prolip.utils.console import STEERING_A_VALUE
 
@@ -92,8 +91,3 @@ def test_odd_names_are_shown_escaped_in_every_view(small_model, tmp_path, answer
     said = [text for text in strings(found) if isinstance(text, str)]
     assert any(r"a\nb" in text for text in said) and any(r"a\x1b[31mred" in text for text in said)
     assert not [text for text in said if STEERING_A_VALUE.search(text)]
-
-
-def test_a_folder_that_is_not_utf8_has_a_page(app, answers):
-    ask = answers(App(app.opened, "caf\udce9 <b>", app.captions))
-    assert b"caf\\udce9 &lt;b&gt;" in ask("/") and ask("/api/about")["title"] == r"caf\udce9 <b>"

@@ -13,7 +13,7 @@ from squares import COLOURS
 from prolip.cli.main import main
 from prolip.embedder import Embedder
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, answers_of, ask, confidences, embed
+from prolip.search.query import Query, ask, confidences, embed
 from prolip.uncertainty.units import range_in_words
 
 TEXTS = ["a red square", "green", "blue sky", "something yellow"]
@@ -111,16 +111,6 @@ def test_a_doubted_code_length_is_that_of_pictures_alone(texts, embedder, photos
     assert all((sure[name] == plain[name]).all() for name in ("similarity", "lead", "certainty", "familiarity"))
     none = confidences(texts, asked, found._replace(rows=found.rows * 0 - 1), [True, True], embedder.reader)
     assert (none["log probability"] == -float("inf")).all()
-
-
-def test_without_a_reader_answers_are_as_before(images, embedder):
-    asked = embedder.embed_texts(TEXTS)
-    found = images.search(asked, 3)
-    probability = embedder.score.match_probability(found.scores)
-    for i, answers in enumerate(answers_of(images, found, [True] * 4, asked, None)):
-        assert [answer.probability for answer in answers] == probability[i].tolist()
-        assert all(answer.ambiguity is answer.share_range is None for answer in answers)
-        assert "ambiguity" not in str(answers[0]) and " to 1 in " not in str(answers[0])
 
 
 def test_the_command_says_how_much_a_question_fits(model, photos, tmp_path, capsys):

@@ -123,21 +123,6 @@ def test_deleted_items_stay_deleted_until_they_are_asked_for(folder, build, caps
     assert build() == (1, 0, 0) and len(SearchIndex(folder / "i")) == 7
 
 
-def test_the_manifest_does_not_grow_with_shards_and_deletions(folder, build):
-    sizes, data = [], f"shards:{folder}/s"
-    (folder / "s").mkdir()
-    for number in range(12):
-        write_shard(folder / f"s/{number}.tar", COLOURS[:2])
-        build(data=data)
-        main(["search", "delete", str(folder / "i"), "--keys", f"{number}/red"])
-        sizes.append((folder / "i/index.json").stat().st_size)
-    assert max(sizes) < 1.15 * sizes[1] and len(SearchIndex(folder / "i").store.shards(data)) == 12
-    for number in range(11):
-        (folder / f"s/{number}.tar").unlink()
-    assert build(data=data) == (0, 0, 11)
-    assert [x for x, stamp in SearchIndex(folder / "i").store.shards(data).items() if stamp] == [f"{folder}/s/11.tar"]
-
-
 def test_sources_do_not_remove_or_replace_what_others_gave(folder, build):
     build()
     shutil.copytree(folder / "p", folder / "q/sub")
@@ -162,13 +147,6 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
         assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
         said = capsys.readouterr().err
         assert says in said and said.count("\n") == 1
-
-
-def test_a_second_writer_is_refused_before_it_reads_anything(folder, build):
-    build()
-    with SearchIndex(folder / "i").writing():
-        said = build(data=f"images:{folder}/p", verb="add")
-    assert "is being written by" in said and build() == (0, 0, 0)
 
 
 # --- shards, texts, features -----------------------------------------------------------------------------------------
@@ -214,14 +192,6 @@ def test_texts_are_followed_line_by_line(folder, build):
     path.write_text("\n".join(["a\u2028b", *COLOURS[:0:-1], "teal"]))
     assert build(data=data) == (2, 0, 1) and build(data=data) == (0, 0, 0)
     assert set(found(folder / "i")) == {"a\u2028b", "teal", *COLOURS[1:]}
-
-
-def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build):
-    (folder / "t.txt").write_bytes(b"a\xffb\n")
-    assert "t.txt is no UTF-8" in build(data=f"texts:{folder}/t.txt", to="texts")
-    assert "is missing" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
-    (folder / "t.txt").write_bytes("a\u00ffb\n".encode())
-    assert build(data=f"texts:{folder}/t.txt", to="texts") == (1, 0, 0)
 
 
 def test_kept_features_are_compared_row_by_row(tmp_path):

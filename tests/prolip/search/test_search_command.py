@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from copy import copy
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from prolip.embedder import Embedded, Embedder, embed_texts
 from prolip.gaussian import Gaussian, mixture
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
-from prolip.search import sources
 from prolip.search.ann import table
 from prolip.search.index import Part, SearchIndex
 from prolip.search.query import Query, confidences, embed
@@ -100,18 +96,6 @@ def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(tmp_path, s
     assert said == [str(OwnFirst(hits, pairs, candidates))]
     assert run(capsys, "query", folder, "--text", "red")[0] == 0
     assert [one for one in caplog.messages if "does not know this data" in one] == said
-
-
-def test_a_model_that_finds_the_captions_of_an_index_is_not_warned_of(tmp_path, shards, small_model, capsys, caplog):
-    folder = tmp_path / "index"
-    warn_once.cache_clear()
-    assert run(capsys, "build", folder, "--data", f"shards:{shards}/{{0,1}}.tar", "--model", small_model)[0] == 0
-    caplog.clear()
-    index = SearchIndex(folder)
-    with index.writing():
-        index.store.write(own_first=OwnFirst(9, 12, 12))
-    assert run(capsys, "query", folder, "--text", "red")[0] == 0
-    assert not [one for one in caplog.messages if "does not know this data" in one]
 
 
 def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, photos, shards, small_model, capsys):
@@ -204,28 +188,6 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
         assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
 
 
-def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatch):
-    """Texts, pictures and both, in any order; the novelty of both is the larger."""
-    from prolip.search import query as answers
-
-    monkeypatch.setattr(answers, "TEXTS", 2)
-    monkeypatch.setattr(answers, "PICTURES", 2)
-    knowing = copy(embedder)
-    knowing.novelty = lambda hidden: {"first": hidden.token_stats.mean(1)}
-    knowing.text_novelty = lambda hidden: {"first": hidden.token_stats[:, 0], "mean": hidden.z.mean[:, 0]}
-    red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
-    asked = [Query("a"), Query(None, red), Query("a square", blue), Query("c"), Query("d", red)]
-    together, alone = embed(asked, knowing), [embed([question], knowing) for question in asked]
-    for i, own in enumerate(alone):
-        for x, y in zip(own.z, together.z):
-            torch.testing.assert_close(x[0], y[i])
-        torch.testing.assert_close(own.novelty["first"][0], together.novelty["first"][i])
-    assert set(together.novelty) == {"first"} and set(alone[0].novelty) == {"first", "mean"}
-    text, shown = (embed([question], knowing).novelty["first"] for question in (Query("d"), Query(None, red)))
-    assert together.novelty["first"][4] == torch.maximum(text, shown)
-    assert embed(asked, embedder).novelty == {}
-
-
 def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path, monkeypatch):
     """Against `Units.code_length` of the whole matrix, without the deleted, and `refusal`."""
     from prolip.search import query as answers
@@ -308,12 +270,6 @@ def test_the_room_of_ten_million_items_is_that_of_the_docs():
     assert table(10_000_000, 768) in (Path(__file__).parents[3] / "docs/search.md").read_text()
 
 
-def test_items_of_shards_keep_no_secrets_of_addresses(monkeypatch):
-    monkeypatch.setattr(sources, "read_shard", lambda url, note: iter([{"__key__": "a", "jpg": b"x"}]))
-    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", Mock(faults=None))
-    assert found.item == {"key": "0/a", "shard": "https://host/0.tar"}
-
-
 # --- names from data -------------------------------------------------------------------------------------------------
 ODD = (b"a\nb.png", b"\xff\xfe.png", b"\x1b[31mc.png", b"u\xe2\x80\xa8v.png", b"sub\xe4/x\r.png", b'q"{1..3}.png')
 
@@ -345,30 +301,6 @@ def test_odd_names_are_found_in_one_line_each_and_as_json(odd, capsys):
         'q"{1..3}.png',
     }
     assert all(set(answer) & {"print", "source"} == set() for answer in found)
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_what_is_printed_as_json_is_taken_by_calibrate_and_delete(odd, raw, tmp_path, capsys):
-    shutil.copytree(odd / "i", tmp_path / "i")
-    _, lines, _ = run(capsys, "query", tmp_path / "i", "--text", "red", "--json")
-    found, questions = json.loads(lines[0])["answers"], tmp_path / "q.jsonl"
-    text = "".join(json.dumps({"image": a["path"], "keys": [a["key"]]}, ensure_ascii=not raw) + "\n" for a in found)
-    questions.write_bytes(b"\xef\xbb\xbf" + (text * 9).encode(errors="surrogateescape"))
-    words = ("query", tmp_path / "i", "--image", found[0]["path"], "--top", 1, "--risk", 0.3, "--calibrate", questions)
-    code, lines, said = run(capsys, *words)
-    assert code == 0 and "0 of 40 were" in said and found[0]["key"].replace("\n", r"\n")[:2] in lines[1]
-    keys = [os.fsdecode(name) for name in ODD] if raw else [a["key"] for a in found]
-    assert run(capsys, "delete", tmp_path / "i", "--keys", *keys)[1][0].startswith("0 items")
-
-
-def test_an_error_about_odd_names_is_one_line(odd, tmp_path, small_model, capsys):
-    name = os.fsdecode(b"\xffa\nb.png")
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p" / name).write_bytes(b"no picture")
-    code, _, said = run(capsys, "build", tmp_path / "i", "--data", f"images:{tmp_path}/p", "--model", small_model)
-    assert code == 2 and said.startswith(r"error: \udcffa\nb.png: bad image") and said.count("\n") == 1
-    code, _, said = run(capsys, "query", odd / "i", "--image", odd / "p/none.png")
-    assert code == 2 and "a\\nb.png" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [(), ("--top", 30, "--probe", 3), ("--top", 1, "--rerank", 1), ("--exact",)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from commits_store import known, made, part
-from galleries import DIM, GALLERY, QUERIES, parts_of
 
 import faults
 from forked import one_thread
@@ -24,7 +22,7 @@ from prolip.methods import find_score
 from prolip.scores import CSDScore
 from prolip.search import keys as key_runs
 from prolip.search import store
-from prolip.search.ann import KINDS, LEAST, IndexSpec
+from prolip.search.ann import KINDS
 from prolip.search.exact import nearest
 from prolip.search.index import Part, SearchIndex
 from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, SHARDS, VECTOR
@@ -149,17 +147,6 @@ def test_columns_that_are_not_needed_at_first_are_filled_up(tmp_path):
     assert log_var.equal(torch.cat([points.log_var, wide.log_var, points.log_var]))
 
 
-def test_answers_are_the_same_bits_whatever_the_appends_and_the_blocks(tmp_path, monkeypatch):
-    answers = []
-    for number, (rows, block) in enumerate(((100, 64), (400, 10**6), (1500, 333))):
-        monkeypatch.setattr(store, "BLOCK", block)
-        index = SearchIndex.create(tmp_path / str(number), CSDScore(8.0, -3.0), DIM)
-        index.append("a", parts_of(GALLERY), rows)
-        answers.append(index.search(QUERIES, 20))
-    for other in answers[1:]:
-        assert answers[0].rows.equal(other.rows) and answers[0].scores.equal(other.scores)
-
-
 def test_keys_that_are_not_utf_8_are_kept(tmp_path):
     index, key = SearchIndex.create(tmp_path, CSDScore(), 4), os.fsdecode(b"a\xff\n\x1b.png")
     index.append("a", [Part([{"key": key}, {"key": "\ud83d"}], part(0, 2).z, 2)])
@@ -215,22 +202,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
     assert "copy" in said or "build" in said
 
 
-def test_a_damaged_list_of_shards_is_named_where_it_is_read(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "index")
-    flip(tmp_path / "index" / SHARDS, 0)
-    with pytest.raises(ValueError, match=f"{SHARDS} is damaged: restore a copy"):
-        SearchIndex(tmp_path / "index").store.shards("first")
-
-
-def test_every_byte_of_the_manifest_counts(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "index")
-    for place in range(0, (whole / NAME).stat().st_size, 7):
-        shutil.copy(whole / NAME, tmp_path / "index" / NAME)
-        flip(tmp_path / "index" / NAME, place)
-        with pytest.raises(ValueError, match="describes no index"):
-            SearchIndex(tmp_path / "index")
-
-
 @pytest.mark.parametrize(
     "values", [{"rows": 10**12}, {"rows": -1}, {"kind": {"name": "tree"}}, {"card": {"odd": 1}}, {"score": None}]
 )
@@ -283,16 +254,6 @@ def test_numbers_that_are_nan_are_no_answers(tmp_path):
             SearchIndex(path.parent, verify=True)
         with pytest.raises(ValueError, match=VECTOR):
             index.store.verify()
-
-
-def test_a_folder_with_files_of_others_is_no_place_for_an_index(tmp_path):
-    (tmp_path / ITEMS).write_text("mine")
-    with pytest.raises(FileExistsError, match=f"{ITEMS} is of no index: give another folder"):
-        SearchIndex.create(tmp_path, CSDScore(), 4)
-    assert (tmp_path / ITEMS).read_text() == "mine"
-    assert not store.holds_index(tmp_path)
-    (tmp_path / NAME).write_text('{"format": 5}')
-    assert not store.holds_index(tmp_path)
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
@@ -379,35 +340,7 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
     assert not [name for name in os.listdir(tmp_path / "index") if name.endswith(".tmp")]
 
 
-def test_the_lock_is_held_while_a_source_is_read_and_by_one_index_of_a_process(tmp_path):
-    index = made(tmp_path)
-    with index.writing(), index.writing():
-        index.delete(["k0"])
-        with pytest.raises(BlockingIOError), SearchIndex(tmp_path / "index").writing():
-            pass
-    with (tmp_path / "index" / store.LOCK).open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with pytest.raises(OSError, match="gone"), index.writing():
-        raise OSError("gone")
-    with SearchIndex(tmp_path / "index").writing():
-        pass
-
-
 # --- few, and some ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_index_of_any_kind_answers_from_its_first_item_on(tmp_path, kind):
-    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4, IndexSpec(kind))
-    for rows in (1, 2, 5, 15, 16, 17, 38, 39, 40, 41):
-        held = len(index.store)
-        index.append(str(rows), [part(held, rows - held)])
-        index.finish()
-        exact = nearest(index.score, ASKED, index.store.gallery, 10)
-        assert index.search(ASKED, 10).rows.equal(exact.rows) and (exact.rows >= 0).sum() == 3 * min(rows, 10)
-        assert (index.store.values["near"] is None) == (kind == "flat" or rows < LEAST)
-    index.delete([f"k{row}" for row in range(39)])
-    assert index.search(ASKED, 3).rows[:, :2].sort().values.tolist() == [[39, 40]] * 3
-
-
 def test_an_index_whose_build_was_broken_off_says_how_far_it_goes(tmp_path, caplog):
     index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4)
 

@@ -1,6 +1,5 @@
 """`search.py --grow`: one table of an index at several sizes, resumed after a kill, and what it foretells."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from bench.use import search_growth
-from prolip.search.ann import IndexSpec
 from prolip.search.index import SearchIndex
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,56 +62,6 @@ def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take
     assert found["900", "ivf"][0] == "8 of 14 lists" and found["900", "hnsw"][0] == "128 candidates"
     assert found[sizes[2], "exactly"][number("recall")] == "-" != found[sizes[2], "exactly"][number("alone")]
     assert len(SearchIndex(tmp_path / "index", verify=True)) == 900 and not [*(tmp_path / "index").glob("near-*")]
-
-
-class Killed(BaseException):
-    pass
-
-
-def test_a_run_that_was_killed_goes_on_with_what_it_measured_and_made(tmp_path, monkeypatch, capsys):
-    """Anywhere: before each row of results is kept."""
-    keep, ends, begun = search_growth.Results.add, 0, []
-    finish = SearchIndex.finish
-
-    def noted(index, *args, **kwargs):
-        begun.append((index.kind.name, len(index), index.store.values["near"]))
-        finish(index, *args, **kwargs)
-
-    def broken(results, items, by, row):
-        if len(results.rows) == ends:
-            raise Killed
-        keep(results, items, by, row)
-
-    monkeypatch.setattr(SearchIndex, "finish", noted)
-    monkeypatch.setattr(search_growth.Results, "add", broken)
-    while True:
-        try:
-            search_growth.grow(options(extrapolate=1000), tmp_path / "run")
-            break
-        except Killed:
-            ends += 1
-    found = cells(capsys.readouterr().out)
-    # of what was made, but whose line was not kept, nothing can be measured again
-    assert {key for key in found if key[0] != "1,000 (extrapolated)"} >= {
-        (size, by) for size in ("300", "900") for by in WHAT if not by.startswith("add") and not by.endswith("build")
-    }
-    rows = json.loads((tmp_path / "run" / search_growth.RESULTS).read_bytes())["rows"]
-    assert len({(row["items"], row["by"]) for row in rows}) == len(rows)
-    kinds = [(kind, items) for kind, items, near in begun if near is None]
-    assert kinds == [(kind, items) for items in (300, 900) for kind in KINDS], "each was made once"
-    index = SearchIndex(tmp_path / "run/index", verify=True)
-    assert len(index) == 900 and index.kind == IndexSpec()
-    whole = search_growth.gaussians(search_growth.CHUNK, options(), 1)
-    assert index.gaussians(range(900)).mean.equal(whole.mean[:900])  # wherever it was broken off
-
-
-def test_rows_do_not_depend_on_where_a_run_starts(monkeypatch):
-    monkeypatch.setattr(search_growth, "CHUNK", 7)
-    whole = [*search_growth.parts(options(), 0, 30, {"aside": 0.0})]
-    rest = [*search_growth.parts(options(), 11, 30, {"aside": 0.0})]
-    means = [np.concatenate([part.z.mean for part in some]) for some in (whole, rest)]
-    assert np.array_equal(means[0][11:], means[1]) and [part.position for part in rest] == [14, 21, 28, 30]
-    assert [item["key"] for part in rest for item in part.items] == [str(key) for key in range(11, 30)]
 
 
 def test_what_is_foretold_lies_on_the_law_of_each_search():
