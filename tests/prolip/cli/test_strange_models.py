@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import wds_folders
-from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
+from commands import evaluate
 
 from prolip import factory
 from training import main as training
@@ -45,19 +45,10 @@ def arguments(name, model, data, out):
     return {
         "training": (training.main, f"--model {model} {run} --device cpu --output {out}/runs"),
         "evaluation": (evaluate, f"--model {model} --data wds:{task}"),
-        "corpus": (evaluate_corpus, f"--model {model} --data {CORPUS}"),
-        "benchmark": (
-            clip_benchmark,
-            f"eval --model {model} --dataset wds/wds_cifar10_test --dataset_root {task} --output {out}/r.json --quiet",
-        ),
-        "datacomp": (
-            datacomp,
-            f"--model {model} --data {data} --tasks cifar10 --device cpu --output {out}/tables --allow-missing",
-        ),
     }[name]
 
 
-@pytest.mark.parametrize("command", ["training", "evaluation", "corpus", "benchmark", "datacomp"])
+@pytest.mark.parametrize("command", ["training", "evaluation"])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[1])
 def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeypatch, data, command, wrong):
     monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model"))

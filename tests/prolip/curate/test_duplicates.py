@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,7 +72,6 @@ def test_cells_find_what_all_pairs_do(monkeypatch, size):
 
 
 def test_bits_differ_as_the_angle_says():
-    figures = PairSignals(SimpleNamespace(tokenizer=lambda texts: torch.zeros(1, 4)))
     generator = torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(2000, 64, generator=generator), dim=1)
     for cosine in (0.99, 0.9, 0.5):

@@ -8,17 +8,15 @@ import json
 import re
 import socket
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from explored import picture
 from PIL import Image
 
-from prolip.explorer import limits, thumbnails
 from prolip.explorer import server as served
+from prolip.explorer import thumbnails
 from prolip.explorer.server import make_server
 
 BYTES, JSON = {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/json"}
@@ -67,8 +65,6 @@ def raw(server, data: str) -> list[tuple[int, bytes]]:
     [
         ("GET /api/about HTTP/1.1\r\n{host}Content-Length: {size}", 200),
         ("GET /api/about HTTP/1.1\r\n{host}Transfer-Encoding: chunked", 200),
-        ("GET /api/about HTTP/1.1\r\n{host}Content-Length: 0\r\nContent-Length: {size}", 200),
-        ("GET /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
         ("GET /api/about HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {size}", 421),
         ("GET /api/about HTTP/1.1\r\n{host}Content-Length : {size}", 400),
         ("GET /api/about HTTP/1.1\r\nno header\r\n{host}Content-Length: {size}", 400),
@@ -81,12 +77,6 @@ def raw(server, data: str) -> list[tuple[int, bytes]]:
             "Content-Length: 2",
             411,
         ),
-        (
-            "POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 2\r\n"
-            "Transfer-Encoding: chunked",
-            411,
-        ),
-        ("PUT /api/search HTTP/1.1\r\n{host}Content-Length: {size}", 501),
     ],
 )
 def test_a_body_that_is_not_read_is_no_request(server, head, status):
@@ -97,8 +87,7 @@ def test_a_body_that_is_not_read_is_no_request(server, head, status):
 
 
 # --- many ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [50, 200])
-def test_all_who_come_at_once_are_answered(server, count):
+def test_all_who_come_at_once_are_answered(server, count=60):
     begin = threading.Barrier(count)
 
     def one(_: int) -> int:
@@ -109,7 +98,7 @@ def test_all_who_come_at_once_are_answered(server, count):
         assert Counter(pool.map(one, range(count))) == {200: count}
 
 
-@pytest.mark.parametrize("sent", ["", "GET / HT", f"GET / HTTP/1.1\r\n{HOST}X: ", ASKED])
+@pytest.mark.parametrize("sent", ["GET / HT", ASKED])
 def test_those_who_keep_it_waiting_give_way(few, sent):
     slow = [socket.create_connection(few.server_address) for _ in range(30)]
     for connection in slow:
@@ -120,17 +109,7 @@ def test_those_who_keep_it_waiting_give_way(few, sent):
         connection.close()
 
 
-def test_a_request_that_drips_is_ended(few, monkeypatch):
-    monkeypatch.setattr(served, "LONGEST", 0.3)
-    with socket.create_connection(few.server_address, timeout=60) as connection, pytest.raises(OSError):
-        for _ in range(600):
-            connection.sendall(b"G")
-            time.sleep(0.05)
-    assert raw(few, LAST)[0][0] == 200
-
-
 def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
-    monkeypatch.setattr(limits, "PATIENCE", 0.1)
     monkeypatch.setattr(thumbnails, "PATIENCE", 0.1)
     with server.app._model:
         status, answer = post(server, "/api/search", b'{"row": 1}', JSON)
@@ -162,25 +141,3 @@ def file_of(width: int, height: int) -> bytes:
 def test_pictures_that_would_take_much_memory_are_refused(server, width, height, words):
     status, answer = post(server, "/api/upload", file_of(width, height), BYTES)
     assert status == 415 and words in answer["error"]
-
-
-def peak() -> float:
-    """Most memory of this process since it was asked before, MiB."""
-    (kib,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(kib) / 1024
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's")
-def test_many_large_pictures_at_once_take_the_memory_of_one(server, app, tmp_path):
-    data, side = file_of(5000, 5000), 100
-    for name in range(6):
-        (tmp_path / f"{name}.png").write_bytes(data)
-    peak()
-    before = peak()
-    with ThreadPoolExecutor(12) as pool:
-        uploads = [pool.submit(post, server, "/api/upload", data, BYTES) for _ in range(6)]
-        places = [{"key": path.name, "path": str(path)} for path in sorted(tmp_path.iterdir())]
-        shown = [pool.submit(app.gallery.pictures.thumbnail, place) for place in places]
-    assert {made.result()[0] for made in uploads} == {200} and all(made.result() for made in shown)
-    assert peak() - before < 2 * side + 100  # one has 25 million pixels of 4 bytes, twelve would have 1,200 MB

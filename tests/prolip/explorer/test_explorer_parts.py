@@ -147,7 +147,6 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
         with pytest.raises(KeyError):
             gallery.item(row)
     assert set(gallery.sample(500).tolist()) == set(living) and len(gallery.sample(20)) == 20
-    assert gallery.rank(float(z.trace[order[64]])) == 0.5
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -216,13 +215,13 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
     empty, captions = app.explored.embedder.embed_texts([""]), app.captions
     z = app.gallery.index.gaussians([5])
     found = app.walk({"row": 5})
-    want = traverse(z, captions.found().z, empty)
-    assert [step["text"] for step in found["steps"]] == [captions.found().texts[i] for i in want.path(0)]
-    assert found["root_text"] == captions.found().texts[int(want.root_caption)]
-    met = captions.found().z.select(torch.tensor(want.path(0)))
+    want = traverse(z, captions.found()[1], empty)
+    assert [step["text"] for step in found["steps"]] == [captions.found()[0][i] for i in want.path(0)]
+    assert found["root_text"] == captions.found()[0][int(want.root_caption)]
+    met = captions.found()[1].select(torch.tensor(want.path(0)))
     rows = app.gallery.index.search(met, 4).rows.tolist()
     assert [[item["row"] for item in step["pictures"]] for step in found["steps"]] == rows
-    text = captions.found().texts[7]
+    text = captions.found()[0][7]
     by_text = app.walk({"text": text})
     assert by_text["steps"][0]["text"] == text != by_text["root_text"]
     with pytest.raises(ValueError, match="root 'up' is unknown"):
@@ -231,10 +230,10 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
 
 def test_further_texts_name_pictures_too(app):
     own = Captions(app.gallery, app.explored.embedder, 3, ["red", "an animal", "an animal"])
-    assert len(own.found().texts) == len(own.found().z.mean) == len(set(own.found().texts))
-    assert own.found().texts[3:] in (["red", "an animal"], ["an animal"])
-    alone = app.explored.embedder.embed_texts(own.found().texts)
-    torch.testing.assert_close(own.found().z.mean, alone.mean)
+    assert len(own.found()[0]) == len(own.found()[1].mean) == len(set(own.found()[0]))
+    assert own.found()[0][3:] in (["red", "an animal"], ["an animal"])
+    alone = app.explored.embedder.embed_texts(own.found()[0])
+    torch.testing.assert_close(own.found()[1].mean, alone.mean)
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
@@ -384,5 +383,5 @@ def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     scores = embedder.score.pairwise(image, embedder.embed_texts(["red", "blue", "<b>green</b>"]))[0]
     assert [item["row"] for item in found["answers"]] == scores.argsort(descending=True).tolist()
     assert found["answers"][0]["probability"] is not None and found["verdict"]["among"] == "items"
-    assert concatenate([app.captions.found().z]).mean.shape[0] == 3
+    assert concatenate([app.captions.found()[1]]).mean.shape[0] == 3
     app.explored.temporary.cleanup()

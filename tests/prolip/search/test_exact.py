@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from galleries import arrays_of, brute_force, gaussians
 
 from prolip.gaussian import Gaussian
-from prolip.measures import pairwise_csd_distance, pairwise_elk
+from prolip.measures import pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, index_vectors
 from prolip.search.exact import (
@@ -40,19 +40,6 @@ def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, block: int
 
 
 # --- theory ----------------------------------------------------------------------------------------------------------
-def test_csd_is_a_squared_distance_in_one_more_dimension_but_for_the_querys_trace():
-    queries, gallery = (gaussians(n, seed=n).to(torch.float64) for n in (7, 30))
-    item = torch.cat([gallery.mean, gallery.trace.sqrt().unsqueeze(1)], 1)
-    query = torch.cat([queries.mean, torch.zeros(7, 1, dtype=torch.float64)], 1)
-    want = pairwise_csd_distance(queries, gallery)
-    torch.testing.assert_close(torch.cdist(query, item).square() + queries.trace.unsqueeze(1), want)
-    inner = (
-        torch.cat([2 * queries.mean, -torch.ones(7, 1, dtype=torch.float64)], 1)
-        @ torch.cat([gallery.mean, (gallery.mean.square().sum(1) + gallery.trace).unsqueeze(1)], 1).T
-    )
-    torch.testing.assert_close(queries.mean.square().sum(1, keepdim=True) + queries.trace.unsqueeze(1) - inner, want)
-
-
 # --- order -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", SCORES)
 def test_thousands_of_queries_have_the_order_of_brute_force(name):
@@ -166,12 +153,6 @@ def test_most_pairs_are_never_scored_where_variances_differ():
     found, bounded, scored = nearest_by_elk(queries, make_buckets(arrays_of(None, gallery), 64), 10)
     assert scored < 0.15 * 800_000 and bounded < 0.95 * 800_000
     assert found.rows.equal(brute_force(SCORES["elk"], queries, gallery, 10))
-
-
-def test_points_have_no_elk():
-    z = gaussians(4, 6)
-    with pytest.raises(ValueError, match="elk needs variances"):
-        make_buckets(arrays_of(None, Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))))
 
 
 def test_the_error_bound_is_above_what_float32_loses():

@@ -80,16 +80,6 @@ def test_what_is_unchanged_is_not_read_and_what_was_touched_is_not_embedded(fold
     assert build() == (0, 0, 0) and len(reads) == 1 and not decoded
 
 
-def test_a_folder_that_was_moved_is_not_embedded_again(folder, build, monkeypatch):
-    monkeypatch.chdir(folder)
-    build(data="images:p")
-    shutil.move(folder / "p", folder / "deep/p")
-    monkeypatch.chdir(folder / "deep")
-    monkeypatch.setattr(sources, "decode_image", None)
-    assert build(data="images:p") == (0, 8, 0)
-    assert all(os.path.isfile(item["path"]) for item in SearchIndex(folder / "i").items(range(8, 16)))
-
-
 def test_a_build_that_was_killed_finds_every_file_whatever_went_meanwhile(folder, build, full_disk):
     assert "no space left" in build() and len(SearchIndex(folder / "i")) == 6
     full_disk()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
@@ -134,24 +133,6 @@ def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
     assert code == 0 and lines[0].startswith("1 items") and "left out: 1 " in said
 
 
-def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):
-
-    task = tmp_path / "task/test"
-    task.mkdir(parents=True)
-    for number in range(2):
-        (task / f"{number}.tar").write_bytes((shards / f"{number}.tar").read_bytes())
-    (task / "nshards.txt").write_text("2")
-    (tmp_path / "task/dataset_type.txt").write_text("retrieval")
-    evaluate(["--model", small_model, "--data", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
-    capsys.readouterr()
-    code, lines, said = run(capsys, "build", tmp_path / "index", "--data", f"features:{tmp_path}/kept")
-    assert code == 0 and lines[0].startswith("12 items"), said
-    assert SearchIndex(tmp_path / "index").items([0])[0]["captions"] == ["a red square", "red"]
-    code, _, said = run(capsys, "query", tmp_path / "index", "--text", "red")
-    assert code == 2 and "give the model that made them" in said
-    assert run(capsys, "query", tmp_path / "index", "--text", "red", "--model", small_model)[0] == 0
-
-
 # --- refusal ---------------------------------------------------------------------------------------------------------
 def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_path, photos, capsys, caplog):
     path = tmp_path / "questions.jsonl"
@@ -173,19 +154,9 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n".join(json.dumps(line | {"keys": [f"{line['keys'][0]}x"]}) for line in right))
     code, _, said = run(capsys, *words)
     assert code == 2 and "12 of 12 keys of the queries are not in the index" in said and said.count("\n") == 1
-    path.write_text("\n")
+    path.write_text('{"text": 5, "keys": []}')
     code, _, said = run(capsys, *words)
-    assert code == 2 and "no query" in said
-    for line in (
-        '{"text": "a"}',
-        '{"text": 5, "keys": []}',
-        '{"image": ["a"], "keys": []}',
-        '{"text": "a", "keys": 1}',
-        "1",
-    ):
-        path.write_text(f"{line}\n")
-        code, _, said = run(capsys, *words)
-        assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
+    assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
 
 
 def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path, monkeypatch):
@@ -232,7 +203,6 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
     [
         (["build", "{}/new", "--data", "photos"], "--data 'photos' is missing"),
         (["build", "{}/new", "--data", "images:{}"], "--model is required"),
-        (["query", "{}/nothing", "--text", "a"], "no index in"),
         (["query", "{index}"], "give --text or --image"),
         (["query", "{index}", "--text", "a", "--combine"], "give as many"),
         (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
@@ -242,12 +212,6 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
         ),
         (["query", "{index}", "--image", "{}/no.png"], "no.png"),
         (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
-        (["query", "{index}", "--text", "a", "--more-general", "--top", "0"], "--top 0: give 1 or more"),
-        (["query", "{index}", "--text", "a", "--rerank", "-1"], "--rerank -1: give 1 or more"),
-        (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
-        (["add", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
-        (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
-        (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is required"),
         (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in"),
     ],
 )
@@ -303,7 +267,7 @@ def test_odd_names_are_found_in_one_line_each_and_as_json(odd, capsys):
     assert all(set(answer) & {"print", "source"} == set() for answer in found)
 
 
-@pytest.mark.parametrize("words", [(), ("--top", 30, "--probe", 3), ("--top", 1, "--rerank", 1), ("--exact",)])
+@pytest.mark.parametrize("words", [("--top", 30, "--probe", 3), ("--exact",)])
 def test_questions_with_known_answers_are_asked_as_the_others(built, tmp_path, monkeypatch, capsys, words):
     """The promise is of the first answers, and an approximate index finds other ones by other settings."""
     asked, search = [], SearchIndex.search

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import time
-from collections.abc import Iterator
-
 import faiss
 import pytest
 import torch
 from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
 
-from forked import one_thread
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score
 from prolip.scores import CSDScore, TrueMatchScore
-from prolip.search import store
 from prolip.search.ann import KINDS, IndexSpec
 from prolip.search.index import Part, SearchIndex
 from prolip.search.query import answers_of
@@ -103,23 +95,6 @@ def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
     assert (found.rows[:, 0] >= 0).any()
 
 
-def test_wrong_questions_say_what_to_ask(folders, tmp_path):
-    index = SearchIndex(folders / "ivf")
-    with pytest.raises(ValueError, match=r"queries has the shape \(2, 8\), expected \(N, 16\)"):
-        index.search(gaussians(2, 8))
-    with pytest.raises(ValueError, match="give 1 or more"):
-        index.search(QUERIES, 0)
-    with pytest.raises(ValueError, match="points include nothing"):
-        index.search_inclusion(Gaussian(QUERIES.mean, torch.full_like(QUERIES.mean, -torch.inf)))
-    with pytest.raises(FileNotFoundError, match="no index in"):
-        SearchIndex(tmp_path)
-    (tmp_path / "index.json").write_text("{}")
-    with pytest.raises(ValueError, match="describes no index"):
-        SearchIndex(tmp_path)
-    with pytest.raises(ValueError, match="'tree' is unknown: use one of flat, ivf, hnsw, pq"):
-        IndexSpec("tree")
-
-
 # --- growing and shrinking -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_added_is_found_and_what_is_deleted_is_not(tmp_path, kind):
@@ -171,64 +146,7 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
         SearchIndex.create(tmp_path, CSDScore(), DIM)
 
 
-def test_points_are_kept_without_variances(tmp_path):
-    points = Gaussian(GALLERY.mean, torch.full_like(GALLERY.mean, -torch.inf))
-    index = build(tmp_path, z=points)
-    assert not (tmp_path / store.LOG_VAR).exists() and not (tmp_path / store.MEAN).exists()
-    assert index.gaussians([3]).log_var.isneginf().all()
-    asked = Gaussian(QUERIES.mean, torch.full_like(QUERIES.mean, -torch.inf))
-    assert index.search(asked).rows.equal(
-        (QUERIES.mean.double() @ GALLERY.mean.double().T).argsort(dim=1, descending=True)[:, :10]
-    )
-
-
 # --- killed ----------------------------------------------------------------------------------------------------------
-def killed_while(work, is_there) -> None:
-    """Run `work` in a process of its own, and kill it as soon as `is_there()`."""
-
-    def alone() -> None:
-        one_thread()
-        work()
-
-    process = multiprocessing.get_context("fork").Process(target=alone)
-    process.start()
-    end = time.monotonic() + 120
-    while not is_there() and process.is_alive() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert process.is_alive() and is_there()
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
-    whole = build(tmp_path / "whole", rows=300)
-    index = SearchIndex.create(tmp_path / "broken", CSDScore(8.0, -3.0), DIM)
-
-    def work() -> None:
-        def slow() -> Iterator[Part]:
-            for part in parts_of(GALLERY):
-                time.sleep(0.05)
-                yield part
-
-        index.append("a", slow(), 300)
-
-    killed_while(work, lambda: len(SearchIndex(tmp_path / "broken")) >= 300)
-    for name in (store.VECTOR, store.ITEMS, store.ENDS):  # as if it had been killed while writing
-        with (tmp_path / "broken" / name).open("ab") as file:
-            file.write(b"some bytes")
-    (tmp_path / "broken/keys-000009.run").write_bytes(b"some bytes")
-    again = SearchIndex(tmp_path / "broken")
-    start = again.source("a")["position"]
-    assert start in (300, 600) and len(again) == start and not again.source("a")["done"]
-    again.append("a", parts_of(GALLERY, start=start), 300)
-    assert again.source("a")["done"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == {
-        path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"
-    }
-    assert again.search(QUERIES).rows.equal(whole.search(QUERIES).rows)
-    assert again.items(range(ROWS)) == whole.items(range(ROWS))
-
-
 # --- bytes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "flat"])
 def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind):

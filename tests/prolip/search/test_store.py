@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 
 import numpy as np
@@ -22,7 +20,6 @@ from prolip.methods import find_score
 from prolip.scores import CSDScore
 from prolip.search import keys as key_runs
 from prolip.search import store
-from prolip.search.ann import KINDS
 from prolip.search.exact import nearest
 from prolip.search.index import Part, SearchIndex
 from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, SHARDS, VECTOR
@@ -44,31 +41,6 @@ def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_index(tmp_p
 
 
 # --- many appends ----------------------------------------------------------------------------------------------------
-def test_an_index_of_many_appends_has_few_files_opens_with_few_descriptors_and_its_manifest_does_not_grow(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(os, "fsync", lambda number: None)
-    index, sizes = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4), []
-    z = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
-    with index.writing():
-        for row in range(120):
-            own, source = z[row : row + 1], {"address": "a", "position": row + 1, "done": row == 119}
-            index.store.append(Gaussian(own, own - 3), [{"key": f"k{row}"}], index.coarse, "image", [source])
-            index.store.note_shards("a", {f"/data/{row}.tar": "1 2 "})
-            sizes.append((tmp_path / NAME).stat().st_size)
-    assert max(sizes[60:]) < 1.5 * max(sizes[:20]) and len(list(tmp_path.iterdir())) < 6 + np.log2(120)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
-    try:
-        opened = SearchIndex(tmp_path, verify=True)
-        assert opened.store.find(["k119", "k0", "k120"]).tolist() == [119, 0, -1]
-        found = opened.search(ASKED, 5)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    score = opened.score.pairwise(Gaussian(z, z - 3).to(torch.float64), ASKED.to(torch.float64)).mT
-    assert found.rows.equal(score.argsort(dim=1, descending=True)[:, :5])
-
-
 def test_runs_are_merged_part_by_part(monkeypatch):
     monkeypatch.setattr(key_runs, "READ", 7)
     rng, runs = np.random.default_rng(0), []
@@ -114,25 +86,6 @@ def test_rows_of_keys_are_those_of_a_dictionary_also_where_hashes_of_keys_are_eq
     assert len(opened.store.deleted) > 20
 
 
-def test_an_item_is_replaced_in_one_commit_and_deleted_with_values_in_one(tmp_path):
-    index, before = made(tmp_path), (tmp_path / "index" / NAME).read_bytes()
-    assert known(index)[:2] == [("k0", "0", 0), ("k1", "0", 1)]
-    with pytest.raises(ValueError, match="10 keys are in"):
-        index.append("second", [part(50, 30)])
-    assert (tmp_path / "index" / NAME).read_bytes() == before
-    with pytest.raises(ValueError, match=r"1 keys .* twice \(k50\)"):
-        twice = part(50, 2)
-        index.append("second", [Part([twice.items[0]] * 2, twice.z, 1)], replace=True)
-    index.append("second", [part(50, 30)], replace=True)
-    assert len(index) == 80 and index.find(["k50", "k49"]).tolist() == [60, 49]
-    assert index.items([60])[0]["print"] == "50"
-    sources = [{"address": "second", "position": 30, "done": True, "mine": [1, 2]}]
-    index.delete(["k49"], sources=sources)
-    assert SearchIndex(tmp_path / "index").store.values["sources"] == sources
-    index.append("second", [part(500, 1)])
-    assert SearchIndex(tmp_path / "index").store.values["sources"][0]["mine"] == [1, 2]
-
-
 def test_columns_that_are_not_needed_at_first_are_filled_up(tmp_path):
     """Points, then Gaussians, then points; means that are their vectors at first."""
     index = SearchIndex.create(tmp_path, find_score("mean")(), 4)
@@ -172,10 +125,6 @@ def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-def empty(path):
-    os.truncate(path, 0)
-
-
 def flip(path, place=None):
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if place is None else place] ^= 4
@@ -187,9 +136,7 @@ def text(path):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    "damage", [cut, empty, flip, text, lambda path: path.unlink()], ids=["cut", "empty", "flipped", "text", "gone"]
-)
+@pytest.mark.parametrize("damage", [cut, flip, lambda path: path.unlink()], ids=["cut", "flipped", "gone"])
 def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
     shutil.copytree(whole, tmp_path / "index")
     path = next((tmp_path / "index").glob(name))
@@ -202,24 +149,8 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
     assert "copy" in said or "build" in said
 
 
-@pytest.mark.parametrize(
-    "values", [{"rows": 10**12}, {"rows": -1}, {"kind": {"name": "tree"}}, {"card": {"odd": 1}}, {"score": None}]
-)
-def test_a_manifest_that_was_changed_by_hand_or_by_another_version_is_refused(tmp_path, whole, values):
-    shutil.copytree(whole, tmp_path / "index")
-    path = tmp_path / "index" / NAME
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
-    with pytest.raises(ValueError, match=r"index\.json .*build it again"):
-        SearchIndex(tmp_path / "index")
-    shutil.copy(whole / NAME, path)
-    store._write_manifest(path.parent, json.loads(path.read_bytes()) | values)
-    if "rows" not in values:  # which no version writes otherwise
-        with pytest.raises(ValueError, match="build it again"):
-            SearchIndex(tmp_path / "index")
-
-
-@pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("damage", [cut, text, lambda path: path.unlink()], ids=["cut", "text", "gone"])
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("damage", [text, lambda path: path.unlink()], ids=["text", "gone"])
 def test_a_damaged_approximate_index_is_named_left_out_and_made_again(tmp_path, kind, damage):
     index = made(tmp_path, kind)
     index.finish()

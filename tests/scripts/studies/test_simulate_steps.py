@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prolip.cli.main import main
 from prolip.cli.command import RENAMED
+from prolip.cli.main import main
 from prolip.data.config import chunks_ahead
 from prolip.plan.config import PlanConfig
 from prolip.plan.hardware import build_cluster
