@@ -64,7 +64,6 @@ def exchange(path: Path, same_time: bool = False) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-# --- shards that change -----------------------------------------------------------------------------------------------
 def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path, capsys):
     urls = sorted(map(str, (tmp_path / "shards").iterdir()))
     assert make.score_all(urls, scored) == [] and main(["select", str(scored)]) == 0
@@ -104,15 +103,6 @@ def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_pa
     assert "SECRET" not in str([read_table(path).note for path in (out / "scores").glob("*.parquet")])
 
 
-def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
-    make.three_shards(tmp_path / "shards")
-    monkeypatch.chdir(tmp_path / "shards")
-    make.score_all(["0.tar", "./1.tar", "file:2.tar"], tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
-    assert make.choose(tmp_path / "out")["kept"] == 12 and make.write_all(tmp_path / "out", tmp_path / "kept") == 12
-    assert make.score_all([f"{tmp_path}/shards/{n}.tar" for n in range(3)], tmp_path / "out") == []
-
-
 def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
     (tmp_path / "shards/2.tar").unlink()
     assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", scored)
@@ -140,7 +130,6 @@ def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
     assert (scored / "report.html").read_text().count("data:image/webp") == 8
 
 
-# --- selections -------------------------------------------------------------------------------------------------------
 def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
     shutil.copytree(scored / "selection", tmp_path / "former")
@@ -165,7 +154,6 @@ def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
     assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
 
 
-# --- damaged tables ---------------------------------------------------------------------------------------------------
 def damages(path: Path) -> dict[str, bytes]:
     whole = path.read_bytes()
     other = pa.BufferOutputStream()
@@ -193,7 +181,6 @@ def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind)
     assert "000001.parquet" in fails(capsys, "write", scored, "--output", tmp_path / "kept")
 
 
-# --- shards that lack something ---------------------------------------------------------------------------------------
 LACKING = {
     "broken": [(f"{row}.{suffix}", b"x") for row in range(2) for suffix in ("png", "txt")],
     "empty": [],
@@ -278,7 +265,6 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
         assert found[key] == raw | {"__url__": f"{out}/kept/000000.tar"}
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -295,7 +281,6 @@ def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     assert said in error and len(error) < 600
 
 
-# --- many processes ---------------------------------------------------------------------------------------------------
 def together(count: int, work, *arguments: object) -> None:
     """Processes that begin at one moment; all of them end well."""
     gate = FORK.Barrier(count)

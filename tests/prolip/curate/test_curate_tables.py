@@ -55,14 +55,3 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     run("curate", "report", out)
     assert (out / "report.html").stat().st_size > 10_000
     assert Thumbnails().data(scored_table(out).item(5)) == own_data.image(5)
-
-
-def test_a_table_that_changed_is_scored_again(model, tmp_path, capsys):
-    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    own_data.write_csv(tmp_path / "d/own.csv", own_data.records()[:7])
-    with pytest.raises(SystemExit):
-        run("curate", "select", out)
-    assert "own.csv has changed since it was scored" in capsys.readouterr().err
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    assert len(cosines(out)["caption"]) == 7

@@ -59,7 +59,6 @@ def raw(server, data: str) -> list[tuple[int, bytes]]:
     return [(int(status), rest) for status, rest in zip(answers[::2], answers[1::2])]
 
 
-# --- bodies ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "head, status",
     [
@@ -86,7 +85,6 @@ def test_a_body_that_is_not_read_is_no_request(server, head, status):
         assert b"Connection: close" in found[0][1] and found[0][1].endswith(b"}")
 
 
-# --- many ------------------------------------------------------------------------------------------------------------
 def test_all_who_come_at_once_are_answered(server, count=60):
     begin = threading.Barrier(count)
 
@@ -122,7 +120,6 @@ def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
     assert status == 503 and "busy with pictures of others" in answer["error"]
 
 
-# --- large pictures --------------------------------------------------------------------------------------------------
 def file_of(width: int, height: int) -> bytes:
     """A small file of many pixels."""
     data = io.BytesIO()

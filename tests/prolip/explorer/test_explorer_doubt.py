@@ -22,7 +22,7 @@ def uploaded(app) -> dict:
 
 
 def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubting):
-    found, embedder = doubting.search({"text": "a red square"}), doubting.opened.embedder
+    found, embedder = doubting.search({"text": "a red square"}), doubting.explored.embedder
     asked, z, own = embedder.embed_texts(["a red square"]), doubting.gallery.index.gaussians(range(12)), embedder.score
     evidence = embedder.reader.evidence(z.mean)
     d, share = own.doubts(evidence, evidence), own.units.share(asked.trace)
@@ -37,7 +37,7 @@ def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubtin
 
 
 def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting, monkeypatch):
-    values, own, reader = uploaded(doubting), doubting.gallery.own, doubting.opened.embedder.reader
+    values, own, reader = uploaded(doubting), doubting.gallery.own, doubting.explored.embedder.reader
     found, asked = doubting.search(values), doubting.asker.read(values)
     d, (_, z) = own.doubts(reader.evidence(asked.z.mean)), doubting.captions.found()
     want = (1 - d) * own.logit(own.pairwise(asked.z, z)[0]).sigmoid() + d * own.units.share(z.trace)

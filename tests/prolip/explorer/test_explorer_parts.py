@@ -24,7 +24,7 @@ from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_tab
 from prolip.embedder import Embedder
 from prolip.explorer import query as asking
 from prolip.explorer import thumbnails
-from prolip.explorer.gallery import Captions, Gallery
+from prolip.explorer.gallery import Gallery
 from prolip.explorer.query import first_answer, judge, rarity
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.explorer.thumbnails import Gone, Thumbnails
@@ -52,7 +52,6 @@ def indexed(folder: Path, z: Gaussian, score=None, rows: int = 40) -> SearchInde
     return index
 
 
-# --- the map ---------------------------------------------------------------------------------------------------------
 def test_the_plane_is_that_of_points_drawn_from_all_gaussians():
     z = gaussians(60, 8)
     plane = fit_plane(z)
@@ -80,7 +79,6 @@ def test_ellipses_are_the_projected_covariances():
         fit_plane(z.select(slice(0, 1)))
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def tar(path: Path, members: dict[str, bytes], mode: str = "w") -> str:
     with tarfile.open(path, mode) as archive:
         for name, data in members.items():
@@ -132,7 +130,6 @@ def test_what_has_no_picture_says_why(tmp_path):
             Thumbnails().thumbnail(item)
 
 
-# --- a gallery -------------------------------------------------------------------------------------------------------
 def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
     z = gaussians(130)
     index = indexed(tmp_path / "index", z)
@@ -149,7 +146,6 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
     assert set(gallery.sample(500).tolist()) == set(living) and len(gallery.sample(20)) == 20
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
 def elk_by_hand(query: Gaussian, z: Gaussian) -> torch.Tensor:
     """-1/2 sum (m - m')^2 / (v + v') + log(v + v'), (1, N)."""
     var = query.var + z.var
@@ -228,14 +224,6 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
         app.walk({"text": "red", "root": "up"})
 
 
-def test_further_texts_name_pictures_too(app):
-    own = Captions(app.gallery, app.explored.embedder, 3, ["red", "an animal", "an animal"])
-    assert len(own.found()[0]) == len(own.found()[1].mean) == len(set(own.found()[0]))
-    assert own.found()[0][3:] in (["red", "an animal"], ["an animal"])
-    alone = app.explored.embedder.embed_texts(own.found()[0])
-    torch.testing.assert_close(own.found()[1].mean, alone.mean)
-
-
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
     texts = [f"a {colour} square" for colour in COLOURS]
     wrong = [{"text": text, "keys": [app.search({"text": text})["answers"][-1]["key"]]} for text in texts]
@@ -245,7 +233,6 @@ def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
     assert risk["answers"] is False and "all are refused" in risk["promise"]
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
 def test_columns_are_those_that_curation_writes(app):
     embedder = app.explored.embedder
     items = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS]
@@ -325,7 +312,6 @@ def test_rules_without_captions_know_the_items_alone(tmp_path):
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
 
 
-# --- opening ---------------------------------------------------------------------------------------------------------
 def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
     (tmp_path / "red.png").write_bytes(picture("red"))
     (tmp_path / "blue.png").write_bytes(picture("blue"))

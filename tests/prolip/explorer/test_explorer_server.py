@@ -48,7 +48,6 @@ def question(ask):
     return run
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
 def test_the_page_runs_its_own_script_alone(ask):
     status, headers, body = ask("GET", "/")
     page, policy = body.decode(), headers["Content-Security-Policy"]
@@ -80,7 +79,6 @@ def test_thumbnails_are_small_pictures_of_the_shard(ask):
         assert all(abs(a - b) < 12 for a, b in zip(image.getpixel((16, 16)), colour))
 
 
-# --- who may ask -----------------------------------------------------------------------------------------------------
 def test_only_this_machines_names_are_answered(ask):
     own = ["127.0.0.1:1234", "localhost", "[::1]:80", "LOCALHOST.:8"]
     foreign = ["evil.example", "evil.example:8571", "127.0.0.1.evil.example", "192.168.0.7", "", "["]
@@ -110,7 +108,6 @@ def test_an_open_server_takes_addresses_but_no_foreign_names(app):
     assert is_loopback("127.0.0.5") and is_loopback("::1") and not is_loopback("10.0.0.1") and not is_loopback("x.org")
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "body, words",
     [
@@ -144,7 +141,6 @@ def test_a_text_finds_items_with_probabilities_and_a_verdict(question):
     assert "path" not in found["answers"][0] and "shard" not in found["answers"][0]
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
     status, _, body = ask("POST", "/api/upload", picture("red"), BYTES)
     kept = json.loads(body)
@@ -175,7 +171,6 @@ def test_a_huge_picture_is_refused_while_it_comes(ask):
     assert headers["Connection"] == "close"
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
 def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, shard, tmp_path):
     words = [sys.executable, "-m", "prolip", "explore", small_model, "--data", shard, "--port", "0"]
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

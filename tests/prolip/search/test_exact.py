@@ -39,8 +39,6 @@ def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, block: int
     return search(name, queries, arrays_of(score, gallery, block), k)
 
 
-# --- theory ----------------------------------------------------------------------------------------------------------
-# --- order -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", SCORES)
 def test_thousands_of_queries_have_the_order_of_brute_force(name):
     gallery, queries = gaussians(500, 8, 0), gaussians(1_500 if name == "elk" else 10_000, 8, 1)
@@ -133,7 +131,6 @@ def test_every_other_score_is_searched_pair_by_pair(name, side):
     torch.testing.assert_close(found.scores, scores.sort(1, descending=True).values[:, :5])
 
 
-# --- bounds ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("level, spread", [(-30.0, 0.5), (-9.0, 2.0), (-3.0, 6.0), (9.0, 1.0)])
 def test_no_score_is_above_the_bound_of_its_item_or_bucket(level, spread):
     gallery, queries = (gaussians(300, 10, seed, spread, level).to(torch.float64) for seed in (0, 1))

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from commits_store import content, features, known, prepare_rebuild, rebuild
+from commits_store import features, known, prepare_rebuild, rebuild
 from squares import COLOURS, picture
 from webdataset import TarWriter
 
@@ -56,7 +56,6 @@ def assert_same(one, other) -> None:
         torch.testing.assert_close(mean, other[key])
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def test_pictures_are_added_replaced_renamed_and_removed(folder, build):
     assert build() == (8, 0, 0)
     (folder / "p/new.png").write_bytes(picture("pink"))
@@ -139,7 +138,6 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
         assert says in said and said.count("\n") == 1
 
 
-# --- shards, texts, features -----------------------------------------------------------------------------------------
 def write_shard(path, colours, captions="a {} square") -> None:
     with TarWriter(str(path), encoder=False) as writer:
         for colour in colours:
@@ -182,14 +180,6 @@ def test_texts_are_followed_line_by_line(folder, build):
     path.write_text("\n".join(["a\u2028b", *COLOURS[:0:-1], "teal"]))
     assert build(data=data) == (2, 0, 1) and build(data=data) == (0, 0, 0)
     assert set(found(folder / "i")) == {"a\u2028b", "teal", *COLOURS[1:]}
-
-
-def test_kept_features_are_compared_row_by_row(tmp_path):
-    prepare_rebuild(tmp_path)
-    done = rebuild(tmp_path, features("bcdefghijklmnopq", changed="bq"))
-    assert (done.added, done.replaced, done.removed) == (1, 1, 1)
-    want = features("bcdefghijklmnopq", changed="bq")
-    assert content(tmp_path) == dict(zip(want.keys, want.image.mean.tolist()))
 
 
 def test_a_key_that_a_source_has_twice_is_refused(tmp_path):

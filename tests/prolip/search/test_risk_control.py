@@ -64,23 +64,3 @@ def test_where_no_threshold_holds_all_is_refused_and_said(wrong):
     found = find_threshold({"c": np.linspace(0, 1, len(wrong))}, wrong, 0.1, 0.1)
     assert not found.holds and not found.answers({"c": np.array([0.5, np.inf])}).any()
     assert "all are refused" in str(found)
-
-
-def test_what_is_refused_by_is_chosen_by_the_first_part():
-    rng = np.random.default_rng(4)
-    assert all(find_threshold(*draw(600, rng), 0.1, 0.1, seed).by == "sure" for seed in range(20))
-
-
-@pytest.mark.parametrize(
-    "confidence, wrong, risk, says",
-    [
-        ([0.1, 0.2], [0, 1], 1.5, "risk 1.5"),
-        ([0.1], [0], 0.1, "two or more"),
-        ([0.1, 0.2], [0, 0.5], 0.1, "neither"),
-        ([np.nan, 0.2], [0, 1], 0.1, "NaN"),
-        ([0.1, 0.2, 0.3], [0, 1], 0.1, "one of each"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(confidence, wrong, risk, says):
-    with pytest.raises(ValueError, match=says):
-        find_threshold({"c": np.array(confidence)}, np.array(wrong), risk)

@@ -43,7 +43,6 @@ def embedder(small_model):
     return Embedder.load(small_model)
 
 
-# --- building --------------------------------------------------------------------------------------------------------
 def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, capsys):
     index = SearchIndex(built)
     assert len(index) == 12 and index.side == "image"
@@ -133,7 +132,6 @@ def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
     assert code == 0 and lines[0].startswith("1 items") and "left out: 1 " in said
 
 
-# --- refusal ---------------------------------------------------------------------------------------------------------
 def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_path, photos, capsys, caplog):
     path = tmp_path / "questions.jsonl"
     right = [
@@ -197,7 +195,6 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
         threshold.answers(confidences(index, Embedded(asked, {}), found))
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -234,7 +231,6 @@ def test_the_room_of_ten_million_items_is_that_of_the_docs():
     assert table(10_000_000, 768) in (Path(__file__).parents[3] / "docs/search.md").read_text()
 
 
-# --- names from data -------------------------------------------------------------------------------------------------
 ODD = (b"a\nb.png", b"\xff\xfe.png", b"\x1b[31mc.png", b"u\xe2\x80\xa8v.png", b"sub\xe4/x\r.png", b'q"{1..3}.png')
 
 

@@ -36,7 +36,6 @@ def folders(tmp_path_factory):
     return folder
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_finds_nearly_all_and_with_all_effort_what_brute_force_finds(folders, kind):
     index = SearchIndex(folders / kind)
@@ -95,7 +94,6 @@ def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
     assert (found.rows[:, 0] >= 0).any()
 
 
-# --- growing and shrinking -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_added_is_found_and_what_is_deleted_is_not(tmp_path, kind):
     index = build(tmp_path, kind=kind)
@@ -146,8 +144,6 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
         SearchIndex.create(tmp_path, CSDScore(), DIM)
 
 
-# --- killed ----------------------------------------------------------------------------------------------------------
-# --- bytes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "flat"])
 def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind):
     sizes = {}

@@ -27,7 +27,6 @@ from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, SHARD
 ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.zeros(3, 4) - 3)
 
 
-# --- killed ----------------------------------------------------------------------------------------------------------
 def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path):
     report = faults.check("commits_store:replace,shards,finish,broken", tmp_path)
     assert report.count("the old state") > 1 and report.count("the new state") > 1
@@ -40,7 +39,6 @@ def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_index(tmp_p
     assert "the old state" in report and "the new state" in report
 
 
-# --- many appends ----------------------------------------------------------------------------------------------------
 def test_runs_are_merged_part_by_part(monkeypatch):
     monkeypatch.setattr(key_runs, "READ", 7)
     rng, runs = np.random.default_rng(0), []
@@ -100,14 +98,6 @@ def test_columns_that_are_not_needed_at_first_are_filled_up(tmp_path):
     assert log_var.equal(torch.cat([points.log_var, wide.log_var, points.log_var]))
 
 
-def test_keys_that_are_not_utf_8_are_kept(tmp_path):
-    index, key = SearchIndex.create(tmp_path, CSDScore(), 4), os.fsdecode(b"a\xff\n\x1b.png")
-    index.append("a", [Part([{"key": key}, {"key": "\ud83d"}], part(0, 2).z, 2)])
-    opened = SearchIndex(tmp_path)
-    assert opened.items([0, 1]) == [{"key": key}, {"key": "\ud83d"}] and opened.find(["\ud83d", key]).tolist() == [1, 0]
-
-
-# --- damaged ---------------------------------------------------------------------------------------------------------
 FILES = (VECTOR, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS, "keys-*.run", NAME)
 
 
@@ -187,7 +177,6 @@ def test_numbers_that_are_nan_are_no_answers(tmp_path):
             index.store.verify()
 
 
-# --- several processes -----------------------------------------------------------------------------------------------
 def held(folder, started, go) -> None:
     one_thread()
     index = SearchIndex(folder)
@@ -271,7 +260,6 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
     assert not [name for name in os.listdir(tmp_path / "index") if name.endswith(".tmp")]
 
 
-# --- few, and some ---------------------------------------------------------------------------------------------------
 def test_an_index_whose_build_was_broken_off_says_how_far_it_goes(tmp_path, caplog):
     index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4)
 

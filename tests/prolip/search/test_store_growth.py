@@ -40,7 +40,6 @@ def grow(folder, rows: int, dim: int, chunk: int) -> SearchIndex:
     return index
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
 def test_ten_times_the_rows_write_as_many_bytes_a_row_and_sort_only_their_own_keys(tmp_path, monkeypatch):
     sorts, written, sorted_keys, manifests = [], [], [], []
     plain = keys.run_of
@@ -55,7 +54,6 @@ def test_ten_times_the_rows_write_as_many_bytes_a_row_and_sort_only_their_own_ke
     assert sorted_keys == [1, 1] and manifests[1] < manifests[0] + 500
 
 
-# --- today's format --------------------------------------------------------------------------------------------------
 def test_an_index_of_the_second_version_answers_as_before_and_goes_on(tmp_path):
     """It was written at commit df68a8e2: 70 rows, 8 of them deleted or replaced, 2 of them to stay deleted."""
     with zipfile.ZipFile(TODAY) as archive:
