@@ -1,8 +1,7 @@
 """All random numbers of a training step: functions of (seed, stream, step, row, column), drawn where they are used.
 
-Each number is a counter hashed by splitmix64. Nothing is stored, no device waits, and a rank draws its own rows alone.
-The integers and the uniform numbers are the same bits on every device and for any number of ranks. Normal numbers are
-computed in float64 and rounded, so that devices rarely differ; those of pairs in float32 differ in last bits.
+Each is a counter hashed by splitmix64, so no device waits, and a rank draws its own rows alone. Integers and uniform
+numbers are the same bits on every device and for any number of ranks; normal ones rarely differ, by a last bit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 #: The increment and the multipliers of splitmix64 (Steele et al. 2014), as signed 64-bit numbers.
 STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB))
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
-#: Versions of the drawn numbers, the present one last. A run keeps that of its first step.
+#: Versions of the drawn numbers, the present one last. A run keeps that of its first step, also when it is resumed.
 VERSIONS = (1, 2)
 
 
@@ -43,10 +42,7 @@ class Stream(IntEnum):
 
 @dataclass(kw_only=True)
 class Draws:
-    """The random numbers of one rank. Its row i is row i * world_size + rank of the global batch.
-
-    version: one of `VERSIONS`; a run that resumes an older checkpoint keeps the numbers that it began with.
-    """
+    """The random numbers of one rank. Its row i is row i * world_size + rank of the global batch."""
 
     seed: int = 0
     rank: int = 0
@@ -63,41 +59,44 @@ class Draws:
         return mix_seed(self.seed, step, stream)
 
     def uniform(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-        """Uniform numbers in [0, 1) of these global rows: (n,) int64 -> (n, columns) float32 on their device."""
+        """Uniform multiples of 2^-24 in [0, 1) of these global rows: (n,) int64 -> (n, columns) float32."""
         if self.version == 1:
-            return uniform_1(self, stream, step, rows, columns)
-        return uniform_rows(self.key(stream, step), rows, columns)
+            # the generator of `rows`' device draws for all ranks; SizeAugment's numbers come from the global generator
+            count, device = len(rows), rows.device
+            if stream in (Stream.IMAGE_SIZE, Stream.TEXT_SIZE):
+                return torch.cat([torch.rand(count, part, device=device) for part in (1, columns - 1)], 1)
+            generator = torch.Generator(device).manual_seed(self.key(stream, step))
+            whole = torch.rand((count * self.world_size, columns), generator=generator, device=device)
+            return whole[self.rank :: self.world_size]
+        words = hashed(self.key(stream, step), rows, torch.arange(columns, device=rows.device))
+        return words.bitwise_right_shift_(40).bitwise_and_(0xFF_FFFF).float().mul_(2.0**-24)
 
     def normal(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-        """Standard normal numbers of these global rows: (n,) int64 -> (n, columns) float32 on their device.
-
-        Columns 2 k and 2 k + 1 are of one 64-bit word.
-        """
+        """Standard normal numbers of these global rows: (n,) int64 -> (n, columns) float32 on their device."""
         if self.version == 1:
-            return normal_1(self, stream, step, rows, columns)
+            # a generator of each rank draws the image samples, then the text samples
+            generator = torch.Generator(rows.device).manual_seed(mix_seed(self.seed, step, 21, self.rank))
+            both = [torch.randn((len(rows), columns), generator=generator, device=rows.device) for _ in range(2)]
+            return both[stream == Stream.TEXT_SAMPLE]
+        # columns 2 k and 2 k + 1 are of one 64-bit word
         words = hashed(self.key(stream, step), rows, torch.arange((columns + 1) // 2, device=rows.device))
         pairs = normal(words.view(torch.int32), torch.float64).float().unflatten(1, (2, -1))
         return pairs.mT.flatten(1)[:, :columns]
 
 
-def uniform_rows(key: int, rows: Tensor, columns: int) -> Tensor:
-    """Uniform numbers in [0, 1), whole multiples of 2^-24, of rows (n,) int64: (n, columns) float32."""
-    words = hashed(key, rows, torch.arange(columns, device=rows.device))
-    return words.bitwise_right_shift_(40).bitwise_and_(0xFF_FFFF).float().mul_(2.0**-24)
-
-
 def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: int) -> tuple[Tensor, Tensor]:
     """Standard normal and standard Gumbel numbers of every pair of a tile: (n, m, normals), (n, m, gumbels), float32.
 
-    rows (n,), columns (m,): int64, places of the tile in the whole matrix. All numbers are independent, and a pair has
-    the same ones in every tile and on every rank, without a host sync. A 64-bit counter of each pair, hashed by two
-    rounds of splitmix64, gives two uniform 32-bit numbers at a time; Box and Muller make them normal, up to 6.6 sigma.
+    rows (n,), columns (m,): int64, places of the tile in the matrix: a pair has the same numbers in every tile.
+    Each 64-bit word gives two uniform numbers of 32 bits; Box and Muller make them normal, up to 6.6 sigma.
     """
     words = (normals + 1) // 2 + (gumbels + 1) // 2
     counters = torch.arange(1, words + 1, device=rows.device) * STEP
     drawn = splitmix(hashed(seed, rows, columns).unsqueeze(2) + counters).view(torch.int32)  # (n, m, 2 words)
     split = 2 * ((normals + 1) // 2)
-    return normal(drawn[..., :split])[..., :normals], gumbel(drawn[..., split:])[..., :gumbels]
+    # -log(-log u) of u at most 1 - 2^-24, the float below 1
+    gumbel = above_zero(drawn[..., split:]).clamp_(max=1 - 2.0**-24).log_().neg_().log_().neg_()
+    return normal(drawn[..., :split])[..., :normals], gumbel[..., :gumbels]
 
 
 def hashed(key: int, rows: Tensor, columns: Tensor) -> Tensor:
@@ -129,16 +128,8 @@ def normal(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], -1)
 
 
-def gumbel(words: Tensor) -> Tensor:
-    """Standard Gumbel numbers, -log(-log u), of uniform int32; u at most 1 - 2^-24, the float below 1."""
-    return above_zero(words).clamp_(max=1 - 2.0**-24).log_().neg_().log_().neg_()
-
-
 def mix_seed(*parts: int) -> int:
-    """One well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64 (Steele et al. 2014).
-
-    A plain sum would give step 1 of seed 0 the numbers of step 0 of seed 1.
-    """
+    """One well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64."""
     state = 0
     for part in parts:
         state = (state + (part & _WORD) + 0x9E37_79B9_7F4A_7C15) & _WORD
@@ -146,22 +137,3 @@ def mix_seed(*parts: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD
         state ^= state >> 31
     return state >> 1
-
-
-# --- version 1, for runs that resume older checkpoints; only `Draws` calls these -------------------------------------
-def uniform_1(draws: Draws, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-    """The generator of `rows`' device draws for all ranks; SizeAugment's numbers come from the global generator."""
-    count, device = len(rows), rows.device
-    if stream in (Stream.IMAGE_SIZE, Stream.TEXT_SIZE):
-        return torch.cat([torch.rand(count, part, device=device) for part in (1, columns - 1)], 1)
-    generator = torch.Generator(device).manual_seed(draws.key(stream, step))
-    whole = torch.rand((count * draws.world_size, columns), generator=generator, device=device)
-    return whole[draws.rank :: draws.world_size]
-
-
-def normal_1(draws: Draws, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-    """A generator of each rank draws the image samples, then the text samples."""
-    seed = mix_seed(draws.seed, step, 21, draws.rank)
-    generator = torch.Generator(rows.device).manual_seed(seed)
-    both = [torch.randn((len(rows), columns), generator=generator, device=rows.device) for _ in range(2)]
-    return both[stream == Stream.TEXT_SAMPLE]

@@ -1,6 +1,4 @@
-"""Random views from uniform noise: kept patches, [MASK]ed texts (ProLIP 3.3), and images mixed by Mixup (Zhang et al.
-2018) or CutMix (Yun et al. 2019).
-"""
+"""Random views from uniform noise: kept patches, [MASK]ed texts (ProLIP 3.3), Mixup (Zhang 2018), CutMix (Yun 2019)."""
 
 from __future__ import annotations
 
@@ -25,10 +23,7 @@ def count_kept_patches(patches: int, ratio: float) -> int:
 
 
 def keep_patches(noise: Tensor, keep: int) -> Tensor:
-    """A uniformly random subset of patches per sample: the places of the `keep` smallest draws, ascending.
-
-    noise: (M, P), uniform and independent; returns (M, K) int64 with K = `keep`.
-    """
+    """The places of the `keep` smallest draws of each sample, ascending: uniform noise (M, P) -> (M, K) int64."""
     if noise.ndim != 2 or not 1 <= keep <= noise.shape[1]:
         raise ValueError(f"cannot keep {keep} patches with noise {tuple(noise.shape)}: give (M, P) and 1 <= keep <= P")
     return noise.topk(keep, dim=1, largest=False, sorted=False).indices.sort(dim=1).values
@@ -37,11 +32,7 @@ def keep_patches(noise: Tensor, keep: int) -> Tensor:
 def mask_text(
     text: Tensor, noise: Tensor, mask_id: int, pad_id: int, special_ids: Collection[int] = (), ratio: float = 0.75
 ) -> Tensor:
-    """Replace every maskable token by [MASK] with probability `ratio`, and at least one per text that has any.
-
-    Maskable is what is neither padding nor special (SigLIP's tokenizers pad with the end token). The forced token is
-    the one with the smallest draw. text: (M, L) int64; noise: (M, L), uniform and independent; returns (M, L).
-    """
+    """Replace words of (M, L) texts by [MASK] where uniform noise is below `ratio`, and always at the smallest draw."""
     if noise.shape != text.shape or text.ndim != 2:
         raise ValueError(f"noise {tuple(noise.shape)} does not fit texts {tuple(text.shape)}: give two (M, L) tensors")
     maskable = text != pad_id
@@ -54,19 +45,13 @@ def mask_text(
 
 
 class Mix(NamedTuple):
-    """Which image of a batch is mixed into which: row i keeps share[i] of itself, the rest is of row partner[i].
+    """Which image of a batch is mixed into which: row i keeps share[i] of itself, the rest is of row partner[i]."""
 
-    share: (B,) float32, 1 where nothing is mixed; partner: (B,) int64.
-    """
-
-    share: Tensor
-    partner: Tensor
+    share: Tensor  # (B,) float32, 1 where nothing is mixed
+    partner: Tensor  # (B,) int64
 
     def labels(self, positive: Tensor) -> Tensor:
-        """Soft label of each pair: share of the own matches and the rest of the partner's, (B, m) -> (B, m).
-
-        A text that is true of both is a whole match.
-        """
+        """Soft label of each pair: share of the own matches and the rest of the partner's, (B, m) -> (B, m)."""
         own = positive.to(self.share.dtype)
         share = self.share.unsqueeze(1)
         return share * own + (1 - share) * own[self.partner]

@@ -61,9 +61,7 @@ class OptimConfig:
     text_freeze_epochs: float = option(0.0, "epochs, or parts of one, before the text backbone is trained")
     unfreeze_warmup_epochs: float = option(0.0, "epochs of linear warm-up of a backbone that was frozen")
     logit_lr_mult: float = option(1.0, "learning rate of logit scale and bias, as a multiple of --lr")
-    grad_clip_norm: float | None = option(
-        AUTO, "bound on the norm of all gradients; auto: none, from trained weights 1; none: no bound", also=AUTO
-    )
+    grad_clip_norm: float | None = option(AUTO, "bound on gradients' norm; auto: 1 from trained weights", also=AUTO)
     ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
     swa_epochs: int = option(0, "average the weights at the ends of the last N epochs (SWA); saved as model_swa")
 
@@ -90,10 +88,8 @@ class OptimConfig:
             given = " ".join(map(str, self.lr_milestones))
             raise FlagError(f"--lr-milestones {given}: give rising shares of the run below 1, such as 0.6 0.8")
         if self.unfreeze_warmup_epochs and not (self.image_freeze_epochs or self.text_freeze_epochs):
-            raise FlagError(
-                "--unfreeze-warmup-epochs, and no backbone is frozen: give --image-freeze-epochs or "
-                "--text-freeze-epochs, or --warmup for the whole model"
-            )
+            remedy = "give --image-freeze-epochs or --text-freeze-epochs, or --warmup for the whole model"
+            raise FlagError(f"--unfreeze-warmup-epochs, and no backbone is frozen: {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +98,7 @@ class RunConfig:
 
     name: str | None = option(None, "name of the run's folder; default: model, method and time of the start")
     output: str = option("runs", "folder of all runs")
-    epochs: int | None = option(
-        None, f"length of the run in epochs; default of all lengths: {DEFAULT_EPOCHS}, or those of {LEAST_STEPS} steps"
-    )
+    epochs: int | None = option(None, f"length in epochs; default: {DEFAULT_EPOCHS}, or those of {LEAST_STEPS} steps")
     max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
     max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
     global_batch_size: int | None = option(None, "samples per step over all ranks, instead of --batch-size per rank")
@@ -130,9 +124,7 @@ class RunConfig:
     log_every_n_steps: int = option(100, "steps between lines of the log")
     log_every_seconds: float | None = option(10.0, "also log every N seconds; none: not by time")
     stall_seconds: float = option(600.0, "a rank without a step for N seconds prints its threads' stacks; 0: never")
-    peak_tflops: float | None = option(
-        None, "bf16 peak of one device, of which MFU is a share; known for A100, H100, H200 and B200"
-    )
+    peak_tflops: float | None = option(None, "bf16 peak of a device, for MFU; known for A100, H100, H200, B200")
     profile: int = option(0, "trace N steps of rank 0, from the ninth on, into the run folder's profile/")
     report: bool = option(True, "write the run's report.html at the end, which takes some seconds of one core")
     wandb_project: str | None = option(None, "also log to this project of Weights & Biases (pip install wandb)")
@@ -181,9 +173,7 @@ class ValidationConfig:
     val_every_steps: int | None = option(None, "also evaluate every N steps")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
     val_precision: Precision = option("fp32", "arithmetic of evaluations; fp32 gives the metrics of prolip eval")
-    best_metric: str | None = option(
-        None, "keep the model with the highest value of this metric in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
-    )
+    best_metric: str | None = option(None, "keep the model with the highest of this in best/, e.g. imagenet/acc1")
     best_lowest: bool = option(False, "lower is better for --best-metric")
 
     def __post_init__(self) -> None:
@@ -244,10 +234,8 @@ class Config:
         in_workers = self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.synthetic
         for name in ("cutout", "erase_prob"):
             if getattr(self.augment, name) and in_workers and not self.model.device_augment:
-                raise FlagError(
-                    f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
-                    "--openclip-transform, use_timm and synthetic data"
-                )
+                remedy = "leave it out, or leave out --openclip-transform, use_timm and synthetic data"
+                raise FlagError(f"{flag_of(name)} is for images that the device normalises: {remedy}")
         if any(self.augment.token_shares) and self.data.captions == 0:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
         for name in ("val_frequency", "val_every_steps", "best_metric"):

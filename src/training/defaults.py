@@ -68,10 +68,8 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     if not find_method(config.method).objective.balances(config.objective):
         return changed(config, "model", init_logit_bias=None)
     if rows * ranks < 2:
-        raise FlagError(
-            "--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
-            "or more, or a number such as --init-logit-bias -10"
-        )
+        remedy = "give --batch-size 2 or more, or a number such as --init-logit-bias -10"
+        raise FlagError(f"--init-logit-bias auto, and a batch of 1 has no pair that does not match: {remedy}")
     return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
 
 
@@ -109,9 +107,9 @@ def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
     else:
         steps = (run.epochs or default_epochs(steps_per_epoch)) * steps_per_epoch
     if not isinstance(config.optim.warmup, str) and config.optim.warmup >= steps:
+        remedy = "give --warmup 5%, or train longer (--epochs, --max-steps, --max-samples)"
         raise FlagError(
-            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: "
-            "give --warmup 5%, or train longer (--epochs, --max-steps, --max-samples)"
+            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: {remedy}"
         )
     return steps
 

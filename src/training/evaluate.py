@@ -21,7 +21,7 @@ from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.noisy_captions import Noise
-from prolip.data.order.streams import Source
+from prolip.data.order import Source
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import TESTED, parse_source
 from prolip.data.reading.rows import base_of, key_of

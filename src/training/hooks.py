@@ -16,7 +16,7 @@ from torch import Tensor
 from prolip.data.sources import Captioned, captioned_samples
 from prolip.embeddings import LEAST, check_enough
 from prolip.fitting import collect
-from prolip.fitting.collect import Least, Part, Rows, embed_images, embed_texts, hidden_encoder
+from prolip.fitting.collect import Least, RankPart, Rows, embed_images, embed_texts, hidden_encoder
 from prolip.methods import find_method, score_of
 from prolip.methods.accumulate import join_reps, split_batch
 from prolip.methods.base import Batch, Objective, PoolNeeds, Reps
@@ -85,7 +85,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
     encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
 
-    def share() -> Part:
+    def share() -> RankPart:
         texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
         part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
         lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))
@@ -189,7 +189,7 @@ def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
     return max(sorted(name for own in names for name in own)[:most], default=(0, ""))
 
 
-def collect_part(part: Part, world: World) -> tuple[list[Part], Rows]:
+def collect_part(part: RankPart, world: World) -> tuple[list[RankPart], Rows]:
     """The parts of all ranks on rank 0, without their images' rows, and these rows in the order of ranks."""
     parts = ranks.collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
     shapes = {name: x for found in (part, *parts) for name, x in found.image.items()}  # a rank may have no image
@@ -250,8 +250,6 @@ def root(rising: Callable[[float], float]) -> float:
     from scipy.optimize import bisect  # late: most runs need none of it
 
     if not rising(-LARGEST_BIAS) < 0 < rising(LARGEST_BIAS):
-        raise FlagError(
-            "--init-logit-bias auto, and no bias balances matching and other pairs of the first batch: give a "
-            "number such as --init-logit-bias -10"
-        )
+        why = "no bias balances matching and other pairs of the first batch"
+        raise FlagError(f"--init-logit-bias auto, and {why}: give a number such as --init-logit-bias -10")
     return round(bisect(rising, -LARGEST_BIAS, LARGEST_BIAS, xtol=ACCURACY), 4)

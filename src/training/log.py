@@ -87,9 +87,8 @@ class RunLog:
 
             name = self.folder.name  # its id as well, so that a resumed run goes on in the same
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-            self.wandb = wandb.init(
-                project=wandb_project, id=name, name=name, dir=str(self.folder), resume="allow", config=config
-            )
+            place = {"project": wandb_project, "id": name, "name": name, "dir": str(self.folder)}
+            self.wandb = wandb.init(**place, resume="allow", config=config)
 
     def say(self, text: str) -> None:
         """Print a line at once, with addresses without secrets."""

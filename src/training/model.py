@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
-from prolip.data.augment.affine import Cutout, DeviceAugment, DeviceTransform
+from prolip.data.augment.affine import DeviceAugment, DeviceTransform
 from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.augment.tokens import TokenAugment
@@ -65,10 +65,8 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
         method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
     elif not wanted.pretrained and ":" not in wanted.model:
-        raise FlagError(
-            f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
-            "weights: give --model local-dir:RUN/model, or --pretrained"
-        )
+        what = f"--method {config.method} goes on with a trained model, --model {wanted.model} has random weights"
+        raise FlagError(f"{what}: give --model local-dir:RUN/model, or --pretrained")
     check_served(config)
     model, transform, preprocess = create_model(wanted, device, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
@@ -175,7 +173,7 @@ def build_augment(config: Config, model: Any, device: torch.device, draws: Draws
         augment = ColourJitter(halves[1], mean, std, draws=draws)
     else:
         return None
-    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob, config.augment.erase_prob)
+    augment.cutout = config.augment
     return augment.to(device)
 
 

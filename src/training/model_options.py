@@ -29,17 +29,11 @@ AUGMENTATION = {
 class ModelConfig:
     """Which network, from which weights, on which tokens, by which augmentation, and what of it is trained."""
 
-    model: str = option(
-        AUTO,
-        "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: "
-        f"{BASE} on a GPU, else {SMALL}",
-    )
+    model: str = option(AUTO, f"name (prolip.list_models()), hf-hub: or local-dir: address; auto: {BASE}, CPU: {SMALL}")
     pretrained: str | None = option(None, "weights to start from: a file, a folder, a hub name or a tag; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
     force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
-    image_resize_mode: ResizeMode | None = option(
-        None, "how images of another shape become square, instead of as the weights were trained; squash: whole images"
-    )
+    image_resize_mode: ResizeMode | None = option(None, "how images become square, not as the weights were trained")
     init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
     init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
     mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
@@ -57,9 +51,7 @@ class ModelConfig:
 
     tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
-    checkpoint_policy: Literal["full", "selective"] = option(
-        "full", "what --grad-checkpointing recomputes: whole blocks, or all but matrix products and attention"
-    )
+    checkpoint_policy: Literal["full", "selective"] = option("full", "selective keeps matrix products and attention")
     torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
     aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
     device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
@@ -77,10 +69,8 @@ class ModelConfig:
                 raise FlagError(f"{flag_of(unlocked)} without --lock-{tower}: add it, nothing is locked")
         fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
         if self.dct_scaled_decoding and not fast:
-            raise FlagError(
-                "--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
-                "out, or leave out --device-augment, --openclip-transform and use_timm"
-            )
+            remedy = "leave it out, or leave out --device-augment, --openclip-transform and use_timm"
+            raise FlagError(f"--dct-scaled-decoding is for --aug-cfg shared between workers and device: {remedy}")
 
 
 def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: dict[str, Any] | None) -> Any:

@@ -100,7 +100,7 @@ def settings(folder: Path, shards: int) -> Any:
 def begin(config: Any, rank: int, ranks: int) -> None:
     """The start of a run on one rank, as far as it touches data, up to a first sample."""
     from prolip.data.faults import FaultCounter
-    from prolip.data.order.streams import Place
+    from prolip.data.order import Place
     from training.evaluate import open_validation
     from training.parallel.distributed import World
     from training.run import open_loader

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, aggregate
 from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, SuiteRow, our_rows
 from prolip.evaluation.suites.datacomp.results import latest
-from prolip.evaluation.suites.datacomp.run import read_results, save_tables, summary
+from prolip.evaluation.suites.datacomp.run import save_tables, summary
 
 #: A printed figure: percent, the unit of its last digit, where it is printed.
 Reading = tuple[float, float, str]
@@ -165,7 +165,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if not args.folders:
         print(published_report(find_published(args.rows or ["all"])))
         return
-    rows = compare(our_rows(latest(read_results(args.folders))), find_published(args.rows))
+    rows = compare(our_rows(latest(args.folders)), find_published(args.rows))
     save_tables(rows, args.output)
     print(f"{summary(rows)}\ntables: {args.output}")
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from prolip.cli.command import Compute, Data, command, flag, output, shared
 from prolip.cli.eval import SPLIT, TASK, open_named
 from prolip.data.reading.named import KINDS, ROWS, parse_source
+from prolip.data.split import parse_split
+from prolip.utils.messages import first_few, naming
 
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import IndexedShard
@@ -25,32 +27,6 @@ WRITTEN = ", ".join(KINDS[kind] for kind in STORED)
 # --- index ------------------------------------------------------------------------------------------------------------
 INDEX = """Every shard is read once. The index holds its samples, bytes, SHA-256 and a CRC-32 per
 block. Shards that cannot be read are named and left out, and the exit code is 1."""
-
-
-class Progress:
-    """A line on stderr every few seconds, and the sums at the end."""
-
-    def __init__(self, shards: int, every: float = 5.0):
-        self.shards, self.every, self.last = shards, every, 0.0
-        self.found: list[IndexedShard] = []
-        self.start = time.monotonic()
-
-    def add(self, result: IndexedShard) -> None:
-        """Count a shard; name one that cannot be read at once."""
-        self.found.append(result)
-        if result.message:
-            print(f"{result.url}: {result.message}", file=sys.stderr)
-        if time.monotonic() - self.last >= self.every:
-            self.last = time.monotonic()
-            print(self.line(), file=sys.stderr)
-
-    def line(self) -> str:
-        """Shards, samples, size and speed so far."""
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        read = [result.entry for result in self.found if result.entry is not None]
-        samples, size = sum(entry.samples for entry in read), sum(entry.bytes for entry in read) / 2**20
-        counts = f"{len(self.found)} of {self.shards} shards, {samples} samples"
-        return f"{counts}, {size:.1f} MiB ({size / seconds:.0f} MiB/s)"
 
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
@@ -77,18 +53,33 @@ def index(args: argparse.Namespace) -> int:
     from prolip.data.reading.remote import ReadPolicy
     from prolip.data.reading.shard_index import build_index
     from prolip.data.reading.shards import urls_of
-    from prolip.utils.messages import naming
 
     with naming("--read-timeout"):
         policy = ReadPolicy(read_timeout=args.read_timeout, retries=args.read_retries, pipes=True)
-    progress = Progress(len(urls := urls_of(args.shards)))
+    urls, start, last = urls_of(args.shards), time.monotonic(), 0.0
+    found: list[IndexedShard] = []
+
+    def line() -> str:
+        read = [result.entry for result in found if result.entry is not None]
+        samples, size = sum(entry.samples for entry in read), sum(entry.bytes for entry in read) / 2**20
+        speed = size / max(time.monotonic() - start, 1e-9)
+        return f"{len(found)} of {len(urls)} shards, {samples} samples, {size:.1f} MiB ({speed:.0f} MiB/s)"
+
+    def add(result: IndexedShard) -> None:
+        nonlocal last
+        found.append(result)
+        if result.message:
+            print(f"{result.url}: {result.message}", file=sys.stderr)
+        if time.monotonic() - last >= 5:
+            last = time.monotonic()
+            print(line(), file=sys.stderr)
+
     processes = min(4, os.cpu_count() or 1) if args.processes is None else args.processes
-    place = build_index(urls, args.output, processes, policy, progress.add)
-    print(f"{place or 'no index written'}: {progress.line()}")
-    faults = sum((result.faults for result in progress.found), Counter[str]())
-    if faults:
+    place = build_index(urls, args.output, processes, policy, add)
+    print(f"{place or 'no index written'}: {line()}")
+    if faults := sum((result.faults for result in found), Counter[str]()):
         print("seen on the way: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
-    if bad := sum(result.entry is None for result in progress.found):
+    if bad := sum(result.entry is None for result in found):
         print(f"{bad} of {len(urls)} shards cannot be read and are left out (named above)")
     return 1 if bad else 0
 
@@ -117,9 +108,7 @@ def shards(args: argparse.Namespace) -> None:
     from prolip.data.reading.csv import show_counts
     from prolip.data.reading.rows import read_stored
     from prolip.data.reading.tar import strict_note
-    from prolip.data.split import parse_split
     from prolip.evaluation.datasets.write import write_training, write_wds
-    from prolip.utils.messages import first_few
 
     show_counts()
     damage = FaultCounter()
@@ -152,7 +141,6 @@ def emoji(args: argparse.Namespace) -> None:
     """Write drawings of the bundled corpus as a test set."""
     from prolip.corpora.emoji.corpus import read
     from prolip.corpora.emoji.export import write_emoji, write_emoji_classes
-    from prolip.utils.messages import naming
 
     with naming("--data"):
         corpus = read(args.data)
@@ -192,7 +180,6 @@ def few_shot(args: argparse.Namespace) -> None:
     """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
     from prolip.evaluation.datasets.registry import open_dataset
-    from prolip.utils.messages import naming
 
     template = TEMPLATE if args.template is None else args.template
     together, folder = args.train_on == "all", Path(args.output)

@@ -38,21 +38,16 @@ if TYPE_CHECKING:
     from prolip.evaluation.embed import Features
 
 DEMO = "--model local-dir:runs/demo/model"
-#: Old flags of several of these commands.
 RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     *("model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision"),
     *("skip_damaged", "prompts", "prompts_fit", "prompts_split"),
 )
-#: What prompts are fitted to.
 CLASSES: Kind = "classification"
-#: Scores by which results are computed.
 SCORES = "csd, mean or measures (default: the score of the model's method)"
 SIMILARITIES = flag("--similarity", SCORES, nargs="+", action="extend", metavar="SCORE")
-#: Which images of a data set.
 SPLIT = flag("--split", "a split by its name, or a share such as 0.1 that is held out by content")
-#: What own data are evaluated by.
 TASK = flag("--task", "task of data with captions and classes (default: retrieval)", choices=("retrieval", CLASSES))
 
 
@@ -63,7 +58,6 @@ def intervals_over(of: str) -> Flags:
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-#: What --prompts takes.
 PROMPTS = """--prompts:
   all         every prompt
   certain:K   the K least uncertain of each class
@@ -93,9 +87,7 @@ def check_tasks(args: argparse.Namespace) -> None:
             f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
             "and --save-features" + (", or give --prompts-fit other images" if rule.way == BPRW else "")
         )
-    given = vars(args) | {"device": args.device != "auto", "precision": args.precision != "fp32"}
-    given["prompts"] = rule.way != ALL
-    useless = [flag_of(name) for name in OF_MODELS if given[name]]
+    useless = [flag_of(name) for name in OF_MODELS if getattr(args, name) not in (None, False, [], "auto", "fp32", ALL)]
     if args.features and useless:
         raise ValueError(
             f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --data and "
@@ -110,12 +102,7 @@ def check_tasks(args: argparse.Namespace) -> None:
     if args.instances and not Path(args.instances).is_file():
         raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
     if args.plots:
-        check_output(plots_of(args), folder=True)
-
-
-def plots_of(args: argparse.Namespace) -> Path:
-    """The folder of the plots, next to the results."""
-    return Path(args.output).parent / "plots"
+        check_output(Path(args.output).parent / "plots", folder=True)
 
 
 def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool, task: Kind | None = None) -> Dataset:
@@ -179,30 +166,25 @@ def run_tasks(args: argparse.Namespace) -> None:
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
+    from prolip.evaluation.prompts import described
+    from prolip.prompts.templates import read_prompts
 
     show_counts()
     check_tasks(args)
     study = args.uncertainty or args.plots
-    plots = plots_of(args) if args.plots else None
+    plots = Path(args.output).parent / "plots" if args.plots else None
     shown = {"draws": args.intervals, "confusion": args.confusion, "instances": args.instances, "study": study}
     results = evaluate_all(features_of(args), args.similarity or [None], plots=plots, output=args.output, **shown)
     tables = [table.format_table(results), table.harmonic_means(results)]
-    tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
+    if args.prompts_fit:
+        split = f", split {args.prompts_split}" if args.prompts_split else ""
+        tables += [f"prompts: {args.prompts}, fitted to {args.prompts_fit}{split}"]
+    elif args.prompts != "all":
+        tables += [f"prompts: {described(read_prompts(args.prompts))}"]
     tables += [table.format_uncertainty(results)] if study else []
     tables += [table.format_intervals(results)] if args.intervals else []
     tables += [f"written to {args.output}"] if args.output else []
     print("\n\n".join(filter(None, tables)))
-
-
-def said_of_prompts(args: argparse.Namespace) -> str:
-    """Which prompts classes are made of, for readers."""
-    from prolip.evaluation.prompts import described
-    from prolip.prompts.templates import read_prompts
-
-    if not args.prompts_fit:
-        return described(read_prompts(args.prompts))
-    split = f", split {args.prompts_split}" if args.prompts_split else ""
-    return f"{args.prompts}, fitted to {args.prompts_fit}{split}"
 
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
@@ -241,10 +223,7 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
     more=GALLERIES,
 )
 def run_emoji(args: argparse.Namespace) -> None:
-    """Evaluate a model on the emoji corpus, whose labels are complete.
-
-    Mistakes show in the order in which they are cheapest.
-    """
+    """Evaluate a model on the emoji corpus, whose labels are complete."""
     from prolip.corpora.emoji.evaluate import evaluate_corpus
     from prolip.corpora.emoji.result import format_corpus
     from prolip.corpora.emoji.result import load as load_result
@@ -277,8 +256,6 @@ PLACES = {
     "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
     "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
 }
-#: Prints a line, at once.
-say = partial(print, flush=True)
 
 
 @command(
@@ -303,7 +280,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
     from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
-    from prolip.evaluation.suites.datacomp.evaluate import Settings
+    from prolip.evaluation.suites.datacomp.evaluate import SuiteOptions
 
     show_counts()
     if args.list:
@@ -312,33 +289,28 @@ def run_datacomp(args: argparse.Namespace) -> int:
     if not (args.model and args.data):
         raise ValueError("give --model and --data, or --list")
     check(args, folder=True)
-    settings = Settings(
-        uncertainty=not args.no_uncertainty,
-        plots=Path(args.output) / "plots" if args.plots else None,
-        store=FeatureStore(args.save_features),
-        options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
-    )
-    choice = suite.SuiteChoice(
+    options = SuiteOptions(
         tasks=args.tasks,
         similarities=args.similarity or [None],
         prompts=args.prompts,
         part=part_of(args.part),
         allow_missing=args.allow_missing,
         skip_damaged=args.skip_damaged,
-        settings=settings,
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        store=FeatureStore(args.save_features),
+        embedding={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
     )
-    outcome = suite.run(lambda: load(args), args.data, args.output, choice, say)
+    outcome = suite.run(lambda: load(args), args.data, args.output, options, partial(print, flush=True))
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0
 
 
 # --- clip-benchmark ---------------------------------------------------------------------------------------------------
-#: Where the other flags are.
 UPSTREAM = """clip_benchmark's own flags: prolip eval clip-benchmark eval --help, and build --help.
 Models are clip_benchmark's and ours: --model local-dir:FOLDER, hf-hub:ORG/NAME, or
 a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --amp."""
-
 
 #: The flags that clip_benchmark has not, and those whose meaning we widen.
 ADDED = (
@@ -365,11 +337,11 @@ def run_benchmark(args: argparse.Namespace) -> None:
     """
     if not args.words:
         raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
-    from prolip.evaluation.clip_benchmark.command import Added, run
+    from prolip.evaluation.clip_benchmark.command import run
 
     parser = Parser(prog="prolip eval clip-benchmark", add_help=False)
     add_all(parser, ADDED)
     if {"-h", "--help"} & set(args.words[1:]) and args.words[0] != "build":
         print(parser.format_help())  # clip_benchmark's follows
-    added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
-    run(words, Added(*(getattr(added, name) for name in Added._fields)))
+    own, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
+    run(words, own)

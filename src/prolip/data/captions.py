@@ -15,10 +15,10 @@ from prolip.utils.messages import first_few
 #: The sample's plain `.txt` member (the caption column of a CSV), and its value: several where an image has several.
 PLAIN = "txt"
 Plain = str | list[str] | None
+Shares = Mapping[str, float]
 #: Common names of fields that hold a caption, the likeliest first.
 LIKELY: tuple[str, ...] = ("caption", "captions", "text", "texts", "title", "description", "alt", "alt_text")
 LIKELY += ("sentence", "sentences", "raw", "prompt", "name", "label")
-SHOWN = 12
 
 
 class Drawn(NamedTuple):
@@ -42,10 +42,7 @@ def caption_id(caption: str) -> int:
 
 
 def drop_words(caption: str, share: float, *identity: object) -> str:
-    """A caption without each of its words with probability `share`, but with one at least (PCME's caption dropping).
-
-    identity: the draws are a function of it.
-    """
+    """A caption without each word with probability `share`, a function of `identity`; one stays (PCME's dropping)."""
     if not share:
         return caption
     rng, words = random.Random(stable_hash(*identity, "words")), caption.split()
@@ -55,21 +52,15 @@ def drop_words(caption: str, share: float, *identity: object) -> str:
 
 @dataclass(frozen=True)
 class CaptionSampler:
-    """Draws a field in proportion to its weight, then one of the sample's captions in that field.
+    """Draws a field in proportion to its weight, then one of the sample's captions in that field, if it has any."""
 
-    fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
-    templates: prompts with {} for a caption; shares: field -> how often a caption of it that is no prompt gets one.
-    """
-
-    fields: tuple[str, ...] = (PLAIN,)
+    fields: tuple[str, ...] = (PLAIN,)  # `txt`, or names of JSON fields that hold a text or a list of texts
     weights: tuple[float, ...] = (1.0,)
-    templates: tuple[str, ...] = ()
-    shares: Mapping[str, float] | None = None
+    templates: tuple[str, ...] = ()  # prompts with {} for a caption
+    shares: Shares | None = None  # field -> how often a caption of it that is no prompt gets one
 
     @classmethod
-    def parse(
-        cls, text: str, templates: Sequence[str] = (), shares: Mapping[str, float] | None = None
-    ) -> CaptionSampler:
+    def parse(cls, text: str, templates: Sequence[str] = (), shares: Shares | None = None) -> CaptionSampler:
         """Read "txt", "name,keywords" or "name:2,keywords:1"; ValueError with an example otherwise."""
         remedy = "give fields with optional weights, e.g. txt or name:2,keywords:1,group"
         fields, weights = [], []
@@ -78,9 +69,9 @@ class CaptionSampler:
             try:
                 value = float(weight) if colon else 1.0
             except ValueError:
-                raise ValueError(f"--caption-sampling {text!r}: the weight {weight!r} is no number: {remedy}") from None
+                value = -1.0
             if not name or name in fields or not 0 < value < float("inf"):
-                what = "an empty name" if not name else "a name twice" if name in fields else f"the weight {weight}"
+                what = "an empty name" if not name else "a name twice" if name in fields else f"the weight {weight!r}"
                 raise ValueError(f"--caption-sampling {text!r} holds {what}: {remedy}")
             fields.append(name)
             weights.append(value)
@@ -144,7 +135,7 @@ def offer_fields(record: Mapping[str, Any]) -> str:
     names = [name for name, value in values.items() if value and all(isinstance(one, str) and one for one in value)]
     known = [name for name in LIKELY if name in names] + [name for name in names if name.lower() in LIKELY]
     advice = f": --caption-sampling {[*known, *names][0]}" if names else ", none of them a text"
-    return f"the fields are {first_few([*record], SHOWN) or 'none'}{advice}"
+    return f"the fields are {first_few([*record], 12) or 'none'}{advice}"
 
 
 def texts(value: object, field: str) -> list[str]:
@@ -193,11 +184,6 @@ class Selector:
                 raise ValueError(f"{text!r}: {part!r} is no condition: {wanted}")
             conditions.append(Condition(name, given, excludes=field.endswith("!")))
         return cls(tuple(conditions))
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The JSON fields that are looked at."""
-        return tuple(condition.field for condition in self.conditions)
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
         """Whether a sample with this JSON is kept."""

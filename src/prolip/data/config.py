@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.reading.remote import ReadPolicy
-from prolip.data.sets import FORMS, SETS, word_of
-from prolip.data.split import Split, parse_split
+from prolip.data.sets import FORMS, SETS
+from prolip.data.split import parse_split
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import check_range
 from prolip.utils.messages import naming
@@ -17,10 +17,8 @@ from prolip.utils.messages import naming
 DatasetType = Literal[
     "auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr", "synthetic"
 ]
-Quoting = Literal["csv", "none"]
 
-#: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
-#: batches are used up while one shard opens, and then every rank waits for that one worker.
+#: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 MOST_WORKERS = 8  # of a rank, by default
 #: Batch sizes of a rank to choose from where none is given, and the least batches of an epoch.
@@ -29,10 +27,7 @@ BATCH_SIZES, LEAST_BATCHES = (64, 32, 16, 8), 3
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """Which data, and how to read it; the names are OpenCLIP's where it has the flag.
-
-    Fields with `follows` in their metadata are no flags: something else settles them.
-    """
+    """Which data, and how to read it; the names are OpenCLIP's where it has the flag."""
 
     train_data: str | None = option(
         None,
@@ -53,7 +48,7 @@ class DataConfig:
     csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
     csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
     csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
-    csv_quoting: Quoting = option("csv", "quotation marks enclose cells by the rules of CSV; none: they are plain text")
+    csv_quoting: Literal["csv", "none"] = option("csv", "quotation marks enclose cells; none: they are plain text")
     image_root: str | None = option(None, "start of a table's relative paths; default: its folder or the working one")
     caption_sampling: str = option(
         "txt",
@@ -90,11 +85,6 @@ class DataConfig:
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
 
     @property
-    def rest(self) -> Split | None:
-        """The images that --split leaves to train on."""
-        return None if self.split is None else Split(self.split, "rest")
-
-    @property
     def sampler(self) -> CaptionSampler:
         """The sampler of captions; ValueError for fields, templates and shares that cannot be used."""
         return CaptionSampler.parse(self.caption_sampling, self.caption_templates, self.caption_template_shares)
@@ -102,28 +92,49 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_range(self, "read_timeout", above=True)
         check_range(self, "batch_size", "train_num_samples", "shuffle_buffer", "prefetch", least=1)
-        check_range(self, "read_retries", "workers")
+        check_range(self, "read_retries", "workers", "captions")
         check_range(self, "word_drop", most=1, below=True, remedy=", such as 0.1")
         check_range(self, "max_bad_fraction", most=1, remedy=", such as 0.01")
+        check_range(self, "noise_ratio", most=1, remedy=", such as 0.2")
+        check_range(self, "noise_seed", most=2**63 - 1)
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
-        for flag, value, known in (
-            ("--dataset-type", self.dataset_type, get_args(DatasetType)),
-            ("--csv-quoting", self.csv_quoting, get_args(Quoting)),
-        ):
-            if value not in known:
-                raise ValueError(f"{flag} {value!r}: use one of {', '.join(known)}")
-        self._check_captions()
-        self._check_noise()
-        if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
-            raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
+        if self.dataset_type not in get_args(DatasetType):
+            raise ValueError(f"--dataset-type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
         parse_split(None if self.split is None else str(self.split))
+        word, *address = (self.train_data or "").split(":", 1)
+        if self.train_split is not None and self.dataset_type not in SETS and not (address and word in SETS):
+            raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         if (sign := self.csv_separator) is not None and (len(sign) != 1 or sign in '"\r\n\0'):
             what = "is not one character that may stand between cells"
             raise ValueError(f"--csv-separator {sign!r} {what}: give e.g. ',' or '\\t'")
-        check_divisible(2 * (self.workers or 1) if self.batch_size == AUTO else self.batch_size, self.workers or 1)
         with naming("--select"):
             Selector.parse(self.select)
+        _ = self.sampler  # which checks its settings
+        if self.known_matches and self.captions != 1:
+            raise ValueError(f"captions is {self.captions} with known matches: give 1")
+        if self.word_drop and (self.synthetic or self.captions == 0):
+            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
+        reasons = {
+            "--dataset-resampled reads no caption beforehand, as noise must: leave one out": self.dataset_resampled,
+            "synthetic data has no captions to shuffle": self.synthetic,
+            "this method reads no captions": self.captions == 0,
+            "this method pairs no image with its own caption": self.unpaired,
+        }
+        if self.noise_ratio and any(reasons.values()):
+            raise ValueError(
+                f"--noise-ratio {self.noise_ratio}: {next(why for why, holds in reasons.items() if holds)}"
+            )
+        workers = self.workers or 1
+        batch = 2 * workers if self.batch_size == AUTO else self.batch_size
+        if low := batch % workers:
+            sizes = " or ".join(str(size) for size in (batch - low, batch - low + workers) if size)
+            fits = max(count for count in range(1, workers) if batch % count == 0)
+            what = f"--batch-size {batch} is not divisible by {workers} workers"
+            raise ValueError(f"{what}: use --batch-size {sizes}, or --workers {fits}")
+        if self.unpaired and (self.known_matches or batch // workers < 2):
+            what = f"unpaired texts, {self.batch_size} samples of {workers} workers"
+            raise ValueError(f"{what}: give two samples or more for each worker, and no known matches")
         if (factors := self.train_data_upsampling_factors) is not None:
             if not self.dataset_resampled:
                 what = "--train-data-upsampling-factors weigh the drawing of shards with replacement"
@@ -132,46 +143,15 @@ class DataConfig:
 
             parse_factors(factors, len((self.train_data or "").split("::")))
 
-    def _check_captions(self) -> None:
-        """ValueError for captions that this data, or the method, cannot have."""
-        _ = self.sampler  # which checks its settings
-        known = " with known matches" if self.known_matches else ""
-        if self.captions < 0 or (self.known_matches and self.captions != 1):
-            raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
-        workers = self.workers or 1
-        if self.unpaired and (known or (self.batch_size != AUTO and self.batch_size // workers < 2)):
-            what = f"unpaired texts{known}, {self.batch_size} samples of {workers} workers"
-            raise ValueError(f"{what}: give two samples or more for each worker, and no known matches")
-        if self.word_drop and (self.synthetic or self.captions == 0):
-            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
-
-    def _check_noise(self) -> None:
-        """ValueError for noise that data of this kind cannot have."""
-        check_range(self, "noise_ratio", most=1, remedy=", such as 0.2")
-        check_range(self, "noise_seed", most=2**63 - 1)
-        reasons = {
-            "--dataset-resampled reads no caption beforehand, as noise must: leave one out": self.dataset_resampled,
-            "synthetic data has no captions to shuffle": self.synthetic,
-            "this method reads no captions": self.captions == 0,
-            "this method pairs no image with its own caption": self.unpaired,
-        }
-        if self.noise_ratio and (reason := next((words for words, holds in reasons.items() if holds), "")):
-            raise ValueError(f"--noise-ratio {self.noise_ratio}: {reason}")
-
 
 def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
-    """Chunks that each worker prepares ahead: `prefetch`, or those that hold SAMPLES_AHEAD samples of a rank.
-
-    batch_size: samples of a rank and step. A batch takes one chunk of every worker, so chunks ahead are batches ahead.
-    """
+    """Chunks, and so batches, that each worker prepares ahead: `prefetch`, or what holds SAMPLES_AHEAD of a rank."""
     ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
     return ahead if prefetch is None else prefetch
 
 
 def fitting_workers(batch_size: Any, most: int, unpaired: bool = False) -> int:
-    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; of auto, every batch
-    that may be chosen. unpaired: two samples each.
-    """
+    """The most loader processes, up to `most` and MOST_WORKERS, that divide a batch; unpaired: two samples each."""
     batch_size = BATCH_SIZES[-1] if batch_size == AUTO else batch_size
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
     return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
@@ -182,13 +162,3 @@ def fitting_batch(samples: int, ranks: int, workers: int) -> int:
     sizes = [size // max(workers, 1) * max(workers, 1) for size in BATCH_SIZES if size >= workers]
     fitting = [size for size in sizes if math.ceil(samples / (size * ranks)) >= LEAST_BATCHES]
     return (fitting or sizes[-1:] or [workers])[0]
-
-
-def check_divisible(batch_size: int, workers: int) -> None:
-    """ValueError with the nearest batch sizes and the largest number of workers that fit."""
-    if batch_size % workers:
-        low = batch_size // workers * workers
-        sizes = " or ".join(str(size) for size in (low, low + workers) if size)
-        fits = max(count for count in range(1, workers) if batch_size % count == 0)
-        what = f"--batch-size {batch_size} is not divisible by {workers} workers"
-        raise ValueError(f"{what}: use --batch-size {sizes}, or --workers {fits}")

@@ -10,12 +10,11 @@ from typing import Any
 
 from prolip.utils.secrecy import redacted, scrub
 
-#: Kinds that lose an unknown number of samples, charged to the shards that were opened. In turn: missing or forbidden;
-#: archive cut or damaged, command failed; source down or stalled; object replaced while it was read; bytes, samples or
-#: checksums that differ from the index.
+#: Kinds that lose an unknown number of samples, charged to the shards that were opened: missing or forbidden; cut or
+#: damaged; source down or stalled; replaced while it was read; different from the index.
 SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
-#: A connection that broke and was resumed; the last sample of a broken shard; a member that is no file, or not named
-#: key.suffix. They are counted and charged to nothing: no sample, or no further one, is lost.
+#: Counted and charged to nothing, as no more is lost: a connection that broke and was resumed; the last sample of a
+#: broken shard; a member that is no file, or not named key.suffix.
 RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped member")
 #: Samples and shards of an epoch below which fractions are judged only at its end.
 WINDOWS = {"samples": 1000, "shards": 100}
@@ -57,21 +56,19 @@ class TooManyBadSamples(RuntimeError):
 
 @dataclass
 class FaultCounter:
-    """Counts of samples, shards and faults.
+    """Counts of samples, shards and faults."""
 
-    samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
-    lost_in_a_row: shards lost since the last sample. lost_samples: samples lost since the last good one. limit: the
-    fraction of samples that may be bad. rows: of a table or a folder, where samples are rows.
-    """
-
-    samples: int = 0
-    shards: int = 0
+    samples: int = 0  # read, good or bad
+    shards: int = 0  # opened
     kinds: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
-    lost_in_a_row: int = 0
-    lost_samples: int = 0
-    limit: float = 1.0
-    rows: int = 0
+    lost_in_a_row: int = 0  # shards since the last sample
+    lost_samples: int = 0  # since the last good one
+    limit: float = 1.0  # fraction of samples that may be bad
+    rows: int = 0  # of a table or a folder, where samples are rows
+
+    def __post_init__(self) -> None:
+        self.kinds = Counter(self.kinds)
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault, and keep it as an example while there are few, without secrets of addresses."""
@@ -98,7 +95,11 @@ class FaultCounter:
         self.lost_samples = 0
 
     def lose_sample(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count a sample that cannot be used; TooManyBadSamples after LOST_SAMPLES, or all rows, without a good one."""
+        """Count a sample that cannot be used.
+
+        TooManyBadSamples after LOST_SAMPLES, or all rows, without a good one, and where a window surely lost more than
+        `limit`: the main process judges fractions, but would wait forever for a chunk that is never full.
+        """
         self.samples += 1
         self.add(fault, key, url)
         self.lost_samples += 1
@@ -106,12 +107,6 @@ class FaultCounter:
             self.fail(f"none of {self.rows} rows can be used")
         if self.lost_samples >= LOST_SAMPLES:
             self.fail(f"{self.lost_samples} samples were lost since the last one that could be used")
-
-    def judge_chunk(self) -> None:
-        """TooManyBadSamples where a chunk lost a window of samples, and surely more than `limit`.
-
-        The main process judges fractions, but would wait forever for a chunk that is never full.
-        """
         if self.bad_samples >= min(WINDOWS["samples"], self.rows or WINDOWS["samples"]):
             self.check(self.limit, "samples", SURE)
 
@@ -130,13 +125,8 @@ class FaultCounter:
         return taken
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy in plain types, for `from_dict`."""
+        """A copy in plain types, the arguments of another counter."""
         return {"samples": self.samples, "shards": self.shards, "kinds": dict(self.kinds), "examples": [*self.examples]}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> FaultCounter:
-        """The counter that `to_dict` described."""
-        return cls(**values | {"kinds": Counter(values["kinds"])})
 
     @property
     def bad_shards(self) -> int:
@@ -153,10 +143,7 @@ class FaultCounter:
         return {"samples": self.samples, "shards": self.shards, **dict(self.kinds)}
 
     def check(self, limit: float, what: str, deviations: float = 0.0) -> None:
-        """TooManyBadSamples where the bad fraction of what, "samples" or "shards", is above `limit`.
-
-        deviations: allowed above it, in standard deviations sqrt(n limit (1 - limit)) of n of them.
-        """
+        """TooManyBadSamples where the bad fraction of "samples" or "shards" is above `limit` by so many deviations."""
         bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
         if bad > limit * total + deviations * math.sqrt(limit * (1 - limit) * total):
             noun = "rows" if self.rows and what == "samples" else what
@@ -176,12 +163,7 @@ class FaultGuard:
 
     def __init__(self, limit: float):
         self.limit = limit
-        self.total = FaultCounter()
-        self.start_epoch()
-
-    def start_epoch(self) -> None:
-        """Forget the epoch before; `total` stays."""
-        self.epoch = FaultCounter()
+        self.total, self.epoch = FaultCounter(), FaultCounter()
 
     def add(self, counts: FaultCounter) -> None:
         """Take the counts of one chunk; TooManyBadSamples once the epoch so far is surely above the limit."""
@@ -197,8 +179,8 @@ class FaultGuard:
 
     def absorb(self, values: dict[str, Any]) -> None:
         """Add the counts of another guard, of another rank or an earlier run."""
-        self.total.merge(FaultCounter.from_dict(values["total"]))
-        self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
+        self.total.merge(FaultCounter(**values["total"]))
+        self.epoch.merge(FaultCounter(**values["epoch"]))
 
     def end_epoch(self, gather: Gather = alone) -> None:
         """TooManyBadSamples where the whole epoch is above the limit, over all ranks: each opens few shards."""
@@ -206,7 +188,7 @@ class FaultGuard:
         def judge(everywhere: list[dict[str, Any]]) -> None:
             whole = FaultCounter()
             for counts in everywhere:
-                whole.merge(FaultCounter.from_dict(counts))
+                whole.merge(FaultCounter(**counts))
             for what in WINDOWS:
                 whole.check(self.limit, what)
 

@@ -1,7 +1,4 @@
-"""From the bytes of an image file, wherever it is, to RGB pixels: JPEG by libjpeg-turbo, everything else by Pillow.
-
-Every part of the house decodes by this module: what training lays on white must not be black in a test.
-"""
+"""From the bytes of an image file to RGB pixels, everywhere the same: JPEG by libjpeg-turbo, others by Pillow."""
 
 from __future__ import annotations
 
@@ -36,9 +33,6 @@ VERSION = 2
 UNSCALED_KEYS = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 #: Share of white by which floats may go beyond black and white, as after resizing.
 OVERSHOOT = 1 / 16
-JPEG_START = b"\xff\xd8\xff"
-#: Colour spaces of JPEGs that libjpeg-turbo turns into the same RGB as Pillow, which is left CMYK.
-PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
 #: For a waiting person: an unknown name, or a host that refuses, is reported within a second or two.
 PATIENCE = ReadPolicy(connect_timeout=3, read_timeout=5, least_rate=2**13, retries=1, backoff=0.5, backoff_limit=1)
 
@@ -52,21 +46,20 @@ def decode_pixels(data: bytes) -> np.ndarray:
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """(height, width) of a JPEG that libjpeg-turbo may decode, None for Pillow's; SampleFault "oversized image"."""
-    if not data.startswith(JPEG_START):
+    if not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
     check_size(width, height)
-    return (height, width) if colours in PLAIN_COLOURS else None
+    return (height, width) if colours in ("YCbCr", "RGB", "Gray") else None  # Pillow's RGB of CMYK is another one
 
 
 def decode_jpeg(data: bytes, height: int, width: int, factor: int = 1) -> np.ndarray | None:
-    """The RGB pixels of a JPEG of that size, (ceil(height / factor), ceil(width / factor), 3) uint8.
+    """The RGB pixels of a JPEG of that size, each side divided by 1, 2, 4 or 8 and rounded up, (H, W, 3) uint8.
 
-    factor: 1, 2, 4 or 8; above 1 only the lower frequencies of each block are decoded, an area average in all but
-    rounding and aliasing. None where the decoder complains: Pillow then decides, which forgives some damage.
+    None where the decoder complains: Pillow then decides, which forgives some damage.
     """
     smallest: dict[str, Any] = {}
     if factor > 1:
@@ -78,11 +71,10 @@ def decode_jpeg(data: bytes, height: int, width: int, factor: int = 1) -> np.nda
 
 
 def decode_image(data: bytes, most: int | None = None, side: int | None = None) -> Image.Image:
-    """An RGB image from the bytes of a file, by `to_rgb`.
+    """An RGB image from the bytes of a file, by `to_rgb`; SampleFault "bad image", "oversized image".
 
-    An animation gives its first frame, EXIF rotation is not applied (as in OpenCLIP). SampleFault "bad image" for
-    damaged files, "oversized image" above `most` pixels (MAX_PIXELS). side: a JPEG may be decoded coarser, with no
-    fewer pixels a side.
+    An animation gives its first frame, EXIF rotation is not applied (as in OpenCLIP). most: pixels (MAX_PIXELS). side:
+    a JPEG may be decoded coarser, with no fewer pixels a side.
     """
     try:
         with warnings.catch_warnings():  # a thread may leave it ignored, which does no harm
@@ -114,10 +106,9 @@ def check_size(width: int, height: int, most: int | None = None) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image as RGB; transparent pixels over white, because black would hide dark drawings.
+    """Any Pillow image as RGB, of 16 bits the upper 8; transparent pixels over white, as black would hide drawings.
 
-    Pillow converts palettes and colour spaces; of 16 bits per channel the upper 8 are taken. ValueError where white is
-    unknown (`white_of`), and Pillow's errors for a damaged file.
+    ValueError where white is unknown, and Pillow's errors for a damaged file.
     """
     key, tiles = image.info.get("transparency"), getattr(image, "tile", None)
     times, divisor = UNSCALED_KEYS.get(str(tiles[0][3]), (1, 1)) if tiles else (1, 1)  # of a PNG not loaded yet
@@ -146,10 +137,22 @@ def as_rgb(image: Any) -> Any:
 
 
 def grey_to_rgb(image: Image.Image) -> Image.Image:
-    """Grey of 16 or 32 bits, or of floats, as RGB; its transparent value, where it has one, is white."""
+    """Grey of 16 or 32 bits, or of floats, as RGB; its transparent value, where it has one, is white.
+
+    White is 1 or 255 in floats, 255 or 65535 in integers of 32 bits: the smaller one unless a value is above it.
+    ValueError where no range fits; floats may leave theirs by OVERSHOOT, and must not be all but black in 0 to 255.
+    """
     values, key = np.asarray(image), image.info.get("transparency")
+    low, high, floats = values.min(), values.max(), values.dtype.kind == "f"
+    beyond = OVERSHOOT if floats else 0
+    ranges = ((1, -np.inf), (255, 255 * OVERSHOOT)) if floats else ((255, 0), (65535, 0))
+    fit = (white for white, least in ranges if least <= high <= white * (1 + beyond) and low >= -white * beyond)
     # Pillow before 10.3 opens PNGs of 16 bits with 32
-    white = 65535 if image.mode.startswith("I;16") or image.format == "PNG" else white_of(values)
+    white = 65535 if image.mode.startswith("I;16") or image.format == "PNG" else next(fit, None)
+    if white is None:
+        kind, wanted = ("floats", "0 to 1 or 0 to 255") if floats else ("integers of 32 bits", "0 to 255 or 0 to 65535")
+        what = f"{kind} from {low:g} to {high:g} do not say what is white"
+        raise ValueError(f"{what}: wanted {wanted}; save the picture with 8 or 16 bits")
     levels = np.rint(values * 255.0) if white == 1 else values // (256 if white == 65535 else 1)
     levels = np.clip(levels, 0, 255).astype(np.uint8)
     if isinstance(key, int):
@@ -157,46 +160,24 @@ def grey_to_rgb(image: Image.Image) -> Image.Image:
     return Image.fromarray(levels).convert("RGB")
 
 
-def white_of(values: np.ndarray) -> int:
-    """White in grey of unknown range: of floats 1 or 255, of integers of 32 bits 255 or 65535.
-
-    The smaller one unless a value is above it. ValueError where no range fits; floats may leave theirs by OVERSHOOT,
-    and are refused too where they would be all but black in 0 to 255.
-    """
-    low, high, floats = values.min(), values.max(), values.dtype.kind == "f"
-    beyond = OVERSHOOT if floats else 0
-    for white, least in ((1, -np.inf), (255, 255 * OVERSHOOT)) if floats else ((255, 0), (65535, 0)):
-        if least <= high <= white * (1 + beyond) and low >= -white * beyond:
-            return white
-    kind, wanted = ("floats", "0 to 1 or 0 to 255") if floats else ("integers of 32 bits", "0 to 255 or 0 to 65535")
-    what = f"{kind} from {low:g} to {high:g} do not say what is white"
-    raise ValueError(f"{what}: wanted {wanted}; save the picture with 8 or 16 bits")
-
-
 def open_image(source: ImageSource, public_only: bool = False) -> Image.Image:
     """An RGB image of a path, a URL (http, s3, ...), a file's bytes, an open file, or a Pillow image of any mode.
 
-    public_only: refuse http(s) addresses of private and local hosts, as is wise for URLs that come from data. Pixels
-    are those of training and evaluation (`decode_image`). OSError where nothing can be read, ValueError for anything
-    but an image, for a damaged or too large one, and for grey of unknown range.
+    public_only: refuse http(s) addresses of private and local hosts, as is wise for URLs that come from data. OSError
+    where nothing can be read, ValueError for anything but an image, and for a damaged or too large one.
     """
     name = redacted(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"the {type(source).__name__}"
     try:
-        if isinstance(source, Image.Image):
-            name = f"the Pillow image of mode {source.mode} and size {source.size[0]} x {source.size[1]}"
-            return from_pillow(source)
-        return decode_image(read_source(source, replace(PATIENCE, public_only=public_only)))
+        if not isinstance(source, Image.Image):
+            return decode_image(read_source(source, replace(PATIENCE, public_only=public_only)))
+        name = f"the Pillow image of mode {source.mode} and size {source.size[0]} x {source.size[1]}"
+        check_size(*source.size)
+        try:
+            return to_rgb(source)
+        except Exception as error:  # a file that is cut, or closed, is seen only now
+            raise SampleFault("bad image", str(error)) from error
     except SampleFault as fault:
         raise ValueError(f"{name}: {fault}. Give another picture, or repair this one") from fault
-
-
-def from_pillow(image: Image.Image) -> Image.Image:
-    """`to_rgb`, its errors as SampleFault."""
-    check_size(*image.size)
-    try:
-        return to_rgb(image)
-    except Exception as error:  # a file that is cut, or closed, is seen only now
-        raise SampleFault("bad image", str(error)) from error
 
 
 def read_source(source: Any, policy: ReadPolicy) -> bytes:

@@ -22,12 +22,10 @@ from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault, alone
 from prolip.data.noisy_captions import Noise, make_noise
-from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, RowSource, Source
+from prolip.data.order import Cursor, Place, RowSource, Source, SyntheticSource
 from prolip.data.reading.folders import ImageRows
-from prolip.data.samples import Decoder, Example, Row, preserved_rng
+from prolip.data.samples import Decoder, Example, Row, SyntheticDecoder, preserved_rng
 from prolip.data.sources import build_source
-from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.utils.console import say
 from prolip.utils.fields import AUTO
 from prolip.utils.threads import cores, raise_file_limit
@@ -40,32 +38,19 @@ Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor] | RandomCrop
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """The position of an earlier run: batches taken of an epoch, and the cursor of every stream of this rank."""
-
-    epoch: int
-    batches: int
-    cursors: dict[int, dict[str, Any]]
-
-
 @dataclass
 class Chunks(IterableDataset):
-    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of them.
-
-    tokenize: list of n captions -> (n, L); None where none is needed. epoch: shared with the workers, which outlive an
-    epoch. noise: gives rows other captions.
-    """
+    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of them."""
 
     source: Source
     decode: Callable[[Row, int], Example]
-    tokenize: Callable[..., Tensor] | None
+    tokenize: Any  # list of n captions -> (n, L)
     config: DataConfig
     rank: int
     ranks: int
     per_epoch: int
-    epoch: Any
-    resumed: Resumed | None = None
+    epoch: Any  # shared with the workers, which outlive an epoch
+    resumed: dict[str, Any] | None = None  # `state_dict` of an earlier run, with the cursors of this rank
     noise: Noise | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -73,10 +58,10 @@ class Chunks(IterableDataset):
         number, epoch = worker.id if worker is not None else 0, self.epoch.value
         place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
         begin, cursor = 0, Cursor()
-        if self.resumed is not None and self.resumed.epoch == epoch:
-            begin = self.resumed.batches
+        if self.resumed is not None and self.resumed["epoch"] == epoch:
+            begin = self.resumed["batches"]
             if begin < self.per_epoch:  # at its end, cursors may be those of other streams
-                cursor = Cursor(**self.resumed.cursors[place.stream])
+                cursor = Cursor(**self.resumed["cursors"][place.stream])
         faults = FaultCounter(limit=self.config.max_bad_fraction)
         rows = self.source.stream(place, faults, cursor)
         for _ in range(begin, self.per_epoch):
@@ -86,15 +71,13 @@ class Chunks(IterableDataset):
             yield chunk
 
     def _examples(self, rows: Iterator[Row], epoch: int, faults: FaultCounter) -> list[Example]:
-        wanted = self.config.batch_size // (self.config.workers or 1)
         examples: list[Example] = []
-        while len(examples) < wanted:
+        while len(examples) < self.config.batch_size // (self.config.workers or 1):
             row = next(rows)
             try:
                 examples.append(self.decode(self.noise(row) if self.noise is not None else row, epoch))
             except SampleFault as fault:
                 faults.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
-                faults.judge_chunk()
             else:
                 faults.use_sample()
         return examples
@@ -106,11 +89,10 @@ class Chunks(IterableDataset):
             texts = [*texts[1:], texts[0]] if self.config.unpaired else texts
             if isinstance(texts[0], Tensor):
                 chunk["text"] = torch.stack(texts)
-            else:  # one caption of each image, or several
-                assert self.tokenize is not None
-                several = isinstance(texts[0], tuple)
-                ids = self.tokenize(list(chain.from_iterable(texts)) if several else texts)
-                chunk["text"] = ids.unflatten(0, (len(texts), -1)) if several else ids
+            elif isinstance(texts[0], tuple):  # several captions of each image
+                chunk["text"] = self.tokenize(list(chain.from_iterable(texts))).unflatten(0, (len(texts), -1))
+            else:
+                chunk["text"] = self.tokenize(texts)
         chunk["key"] = [example.key for example in examples]
         if self.config.known_matches:
             chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])
@@ -120,10 +102,7 @@ class Chunks(IterableDataset):
 
 
 def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
-    """One batch from one chunk of every worker: local row r is row r // workers of chunk r % workers.
-
-    pin: give its tensors in pinned memory.
-    """
+    """One batch of one chunk of every worker, pinned or not: local row r is row r // workers of chunk r % workers."""
     batch: Batch = {}
     for name in chunks[0]:
         parts = [chunk[name] for chunk in chunks]
@@ -147,21 +126,16 @@ class Loader:
 
     A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `captions` C of another number than 1, text is
     (B, C, L), or missing for 0; with `known_matches` also caption_id (B,) and caption_ids (B, K) int64, -1 padded.
-
-    dataset_samples: samples in the data; num_samples: those of an epoch over all ranks, num_batches * B * ranks
-    (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it where ranks are joined: they
-    then judge faults together at the end of an epoch, and share the captions to make noise of. pin: whether batches
-    are in pinned memory, as with CUDA.
+    gather: set it where ranks are joined: they judge faults together, and share the captions to make noise of.
     """
 
     def __init__(self, chunks: Chunks, dataset_samples: int):
         self.config = chunks.config
         self.gather: Gather = alone
-        self.dataset_samples = dataset_samples
-        self.num_batches = chunks.per_epoch
-        self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks
+        self.dataset_samples, self.num_batches = dataset_samples, chunks.per_epoch
+        self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks  # of an epoch, over all ranks
         self._chunks, self.source = chunks, chunks.source
-        self.pin = torch.cuda.is_available()
+        self.pin = torch.cuda.is_available()  # whether batches are in pinned memory
         self._guard = FaultGuard(self.config.max_bad_fraction)
         self._taken = 0
         self._cursors: dict[int, dict[str, Any]] = {}
@@ -177,9 +151,6 @@ class Loader:
                 collate_fn=hand_on,
                 generator=torch.Generator(),  # or every epoch would draw from the global one
             )
-
-    def __len__(self) -> int:
-        return self.num_batches
 
     @cached_property
     def noise(self) -> Noise | None:
@@ -210,6 +181,7 @@ class Loader:
             for worker in iterator._workers:  # one that is stuck takes no SIGTERM
                 if worker.is_alive():
                     worker.kill()
+                    worker.join()
             self._workers._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,30 +204,43 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, the joined states of all ranks, without decoding earlier samples; before iterating.
 
-        Within an epoch the number of streams and the data must be the same: ValueError naming the difference. At the
-        end of an epoch anything may change but the noise in the captions.
+        ValueError where within an epoch the number of streams or the data differ, or ever the noise in the captions.
         """
-        check_same_noise(state.get("noise"), self.noise)
+        saved, now = state.get("noise"), self.noise.digest if self.noise is not None else None
+        if saved != now:
+            was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
+            remedy = "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin another run"
+            raise ValueError(f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): {remedy}")
         rank, ranks, batches, mine = self._chunks.rank, self._chunks.ranks, state["batches"], {}
         if batches >= state.get("num_batches", self.num_batches):
             batches = self.num_batches  # nothing is left of the epoch, for no rank
         elif batches:
-            check_same_order(state, self.state_dict())
+            own, order = self.state_dict(), state["order"]
+            where = f"the checkpoint is {batches} batches inside epoch {state['epoch']}"
+            remedy = "or go on from a checkpoint between epochs, where this may change"
+            if (streams := state["streams"]) != own["streams"]:
+                what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"
+                fits = f"choose --workers so that ranks x workers is {streams}"
+                raise ValueError(f"{what} {own['streams']}: {fits}, {remedy}")
+            pairs = [(name, old, own["order"].get(name)) for name, old in order.items()]
+            if changed := [f"{name} was {old!r}, is {new!r}" for name, old, new in pairs if old != new]:
+                what = f"{where}, in another order of the data: {'; '.join(changed)}"
+                raise ValueError(f"{what}. Give what it was, {remedy}")
             mine = {stream: cursor for stream, cursor in state["cursors"].items() if stream % ranks == rank}
         self.close()
         self._cursors, self._taken = mine, batches
-        self._chunks.resumed = Resumed(state["epoch"], batches, mine) if batches else None
+        self._chunks.resumed = {"epoch": state["epoch"], "batches": batches, "cursors": mine} if batches else None
         self._chunks.epoch.value = state["epoch"]
         if rank == 0:
             self._guard.absorb(state["faults"])
 
     def __iter__(self) -> Iterator[Batch]:
         resumed, epoch = self._chunks.resumed, self._chunks.epoch.value
-        if resumed is not None and resumed.epoch == epoch:
-            self._taken, self._cursors = resumed.batches, dict(resumed.cursors)
+        if resumed is not None and resumed["epoch"] == epoch:
+            self._taken, self._cursors = resumed["batches"], dict(resumed["cursors"])
         else:
             self._taken, self._cursors = 0, {}
-            self._guard.start_epoch()
+            self._guard.epoch = FaultCounter()
         self._chunks.noise = self.noise
         try:
             if self._workers is not None:
@@ -287,28 +272,6 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return states[0] | {"cursors": cursors, "faults": faults.to_dict()}
 
 
-def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """ValueError where the rest of a saved epoch would be other samples."""
-    where = f"the checkpoint is {saved['batches']} batches inside epoch {saved['epoch']}"
-    remedy = "or go on from a checkpoint between epochs, where this may change"
-    if (streams := saved["streams"]) != now["streams"]:
-        what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"
-        raise ValueError(f"{what} {now['streams']}: choose --workers so that ranks x workers is {streams}, {remedy}")
-    was, is_now = saved["order"], now["order"]
-    changed = [f"{name} was {was[name]!r}, is {is_now[name]!r}" for name in was if was[name] != is_now.get(name)]
-    if changed:
-        raise ValueError(f"{where}, in another order of the data: {'; '.join(changed)}. Give what it was, {remedy}")
-
-
-def check_same_noise(saved: str | None, noise: Noise | None) -> None:
-    """ValueError where a checkpoint with this digest had other noise in its captions."""
-    now = noise.digest if noise is not None else None
-    if saved != now:
-        was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
-        remedy = "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin another run"
-        raise ValueError(f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): {remedy}")
-
-
 def build_loader(
     config: DataConfig,
     transform: Transform | None,
@@ -325,7 +288,6 @@ def build_loader(
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
     once: where ranks are joined, lets one of them list, check and count the data and shares its result or error.
-    ValueError, FileNotFoundError: see `DataConfig` and `prolip.data.reading`.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
@@ -362,14 +324,14 @@ def start_worker(_: int) -> None:
     # saves, for which it needs its workers; they end with their parent.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+    def end_worker(error: Exception, _: Any) -> None:
+        # Python's queue would drop a chunk that it cannot send, and the run wait forever
+        say(f"a worker of the data loader cannot hand on its samples: {type(error).__name__}: {error}")
+        os._exit(1)
+
     queue: Any = multiprocessing.queues.Queue
     queue._on_queue_feeder_error = staticmethod(end_worker)
-
-
-def end_worker(error: Exception, _: Any) -> None:
-    """End a worker that cannot send a chunk: Python's queue would drop it, and the run wait forever."""
-    say(f"a worker of the data loader cannot hand on its samples: {type(error).__name__}: {error}")
-    os._exit(1)
 
 
 def hand_on(chunk: Any) -> Any:
@@ -381,16 +343,12 @@ def hand_on(chunk: Any) -> Any:
 
 
 def lost_worker(error: Exception, workers: DataLoader | None) -> str | None:
-    """Which worker ended by which signal, in torch's words, if that caused an error.
-
-    Torch names the signal only where its handler of SIGCHLD raised, and a worker that is killed while it sends closes
-    its connection before it counts as dead.
-    """
+    """Which worker ended by which signal, in torch's words, if that caused an error: torch itself rarely names it."""
     of_worker = isinstance(error, (EOFError, OSError)) or str(error).startswith("DataLoader worker (pid(s) ")
     if workers is None or not of_worker or "Caught " in str(error):
         return None
     iterator: Any = workers._iterator
-    for _ in range(20):
+    for _ in range(20):  # a worker that is killed while it sends closes its connection before it counts as dead
         for worker in iterator._workers:
             if worker.exitcode is not None:
                 how = signal.strsignal(-worker.exitcode) if worker.exitcode < 0 else None

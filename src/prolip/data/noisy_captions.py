@@ -1,14 +1,12 @@
-"""Noisy correspondence: a share of all (image, caption) associations is shuffled, once for a whole run.
-
-A pass over all texts before training collects them. The unit is a slot: one caption of one sample in one field, `.txt`
-or a text of its JSON or of a list there.
-"""
+"""Noisy correspondence: a share of all (image, caption) associations, read beforehand, is shuffled for a whole run."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 from prolip.data.captions import PLAIN, CaptionSampler, stable_hash, texts
 from prolip.data.config import DataConfig
 from prolip.data.faults import Gather, SampleFault, ShardFault, alone
-from prolip.data.order.streams import RowSource, ShardSource, Source
+from prolip.data.order import RowSource, ShardSource, Source
 from prolip.data.samples import Raw, Row, caption_parts, has_image, is_selected, json_record
 
 #: Associations that are held in memory while they are shuffled, some 300 bytes each.
@@ -29,11 +27,11 @@ Owner = tuple[int, str]
 
 
 class Slot(NamedTuple):
-    """One association. number: of an element of a list, else 0."""
+    """One association: a caption of a sample in a field, `.txt` or a text of its JSON or of a list there."""
 
     owner: Owner
     field: str
-    number: int
+    number: int  # of an element of a list, else 0
     text: str
 
 
@@ -57,8 +55,7 @@ def derange(owners: Sequence[Hashable], rng: random.Random) -> list[int]:
     """A random permutation p in which as few owners[p[i]] as possible equal owners[i].
 
     A shuffle, then one swap for each i that kept its owner g, with the first j from a random one on for which neither
-    owners[j] nor owners[p[j]] is g, which undoes no other. Where there is no such j, the places of g and those that
-    hold a caption of g cover all n, so 2 n_g - n places hold their own: the least by counting.
+    owners[j] nor owners[p[j]] is g. Without such a j, 2 n_g - n places hold their own: the least by counting.
     """
     count, stuck = len(owners), set[Hashable]()
     given = list(range(count))
@@ -78,20 +75,20 @@ def derange(owners: Sequence[Hashable], rng: random.Random) -> list[int]:
 
 @dataclass(frozen=True)
 class Noise:
-    """The swaps of a run. slots: all associations; shards: URL -> number of the shard."""
+    """The swaps of a run."""
 
     swaps: tuple[Swap, ...]
-    slots: int
+    slots: int  # all associations
     captions: CaptionSampler
-    shards: dict[str, int] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)  # URL -> number of the shard
 
     @cached_property
     def by_owner(self) -> dict[Owner, list[Swap]]:
         """The swaps of each sample that has any."""
-        found: dict[Owner, list[Swap]] = {}
+        found = defaultdict[Owner, list[Swap]](list)
         for swap in self.swaps:
-            found.setdefault(swap.slot.owner, []).append(swap)
-        return found
+            found[swap.slot.owner].append(swap)
+        return dict(found)
 
     @cached_property
     def digest(self) -> str:
@@ -108,13 +105,11 @@ class Noise:
         """The sample with its noisy captions, a copy; SampleFault where a caption has changed since noise was made."""
         raw = row.raw
         owner = self.shards.get(raw.get("__url__", ""), 0), raw["__key__"]
-        swaps = self.by_owner.get(owner)
-        return row if swaps is None else row._replace(raw=self._swapped(raw, owner, swaps))
-
-    def _swapped(self, raw: Raw, owner: Owner, swaps: Sequence[Swap]) -> Raw:
+        if owner not in self.by_owner:
+            return row
         now = {(slot.field, slot.number): slot.text for slot in slots_of(raw, owner, self.captions)}
         given: dict[str, Any] = {}
-        for slot, source in swaps:
+        for slot, source in self.by_owner[owner]:
             if (text := now.get((slot.field, slot.number))) != slot.text:
                 what = f"{slot.field} was {slot.text[:80]!r} when noise was made, now it is {text and text[:80]!r}"
                 raise SampleFault("changed caption", what)
@@ -123,7 +118,7 @@ class Noise:
             value, at = given[slot.field], slot.number
             given[slot.field] = [*value[:at], source.text, *value[at + 1 :]] if isinstance(value, list) else source.text
         plain = {PLAIN: given.pop(PLAIN)} if PLAIN in given else {}
-        return raw | plain | ({"json": json_record(raw) | given} if given else {})
+        return row._replace(raw=raw | plain | ({"json": json_record(raw) | given} if given else {}))
 
     def __str__(self) -> str:
         """The counts for a log."""
@@ -143,9 +138,9 @@ class Noise:
 
 def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
     """round(ratio n) of the n slots of each field, drawn at random by `seed` and shuffled among themselves."""
-    fields: dict[str, list[Slot]] = {}
+    fields = defaultdict[str, list[Slot]](list)
     for slot in slots:
-        fields.setdefault(slot.field, []).append(slot)
+        fields[slot.field].append(slot)
     swaps: list[Swap] = []
     for name, found in fields.items():
         rng = random.Random(stable_hash(seed, name, "noise"))
@@ -156,11 +151,7 @@ def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
 
 
 def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
-    """The noise of `config.noise_ratio`, None for 0; the same for any number of ranks.
-
-    gather: every rank reads a share of the shards and one shuffles; without it each reads all. ValueError for a shard
-    that cannot be read, and for more associations than memory holds.
-    """
+    """The noise of `config.noise_ratio`, None for 0; the same for any number of ranks, which share the reading."""
     if not config.noise_ratio:
         return None
     captions = CaptionSampler.parse(config.caption_sampling)
@@ -190,35 +181,29 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
 def read_slots(
     source: Source, shards: dict[str, int], captions: CaptionSampler, rank: int, ranks: int
 ) -> dict[int, list[Slot]]:
-    """This rank's share of the associations by the number of their shard, in the order of the data.
+    """This rank's share of the associations by the number of their shard, in order, without unusable samples."""
 
-    Samples that cannot be used are passed over: training counts them. ValueError: see `make_noise`.
-    """
+    def texts_of() -> Iterator[tuple[int, Raw]]:
+        if isinstance(source, RowSource):
+            assert source.texts is not None
+            yield from ((0, source.texts(row)) for row in range(source.length if rank == 0 else 0))
+            return
+        assert isinstance(source, ShardSource)
+        for url, number in list(shards.items())[rank::ranks]:
+            try:
+                yield from ((number, raw) for raw in source.reader(url, lambda fault: None) if has_image(raw))
+            except ShardFault as fault:
+                what = f"every caption is read before training, and {url} cannot be: {fault}"
+                raise ValueError(f"{what}; mend this shard, or leave it out of --train-data") from fault
+
     found: dict[int, list[Slot]] = {}
     count = 0
     selector = source.selector if isinstance(source, ShardSource) else None
-    for number, raw in texts_of(source, shards, rank, ranks):
-        try:
+    for number, raw in texts_of():
+        with suppress(SampleFault):
             slots = slots_of(raw, (number, raw["__key__"]), captions) if is_selected(raw, selector) else []
-        except SampleFault:
-            continue
-        found.setdefault(number, []).extend(slots)
-        count += len(slots)
+            found.setdefault(number, []).extend(slots)
+            count += len(slots)
         if count > MOST:
             raise ValueError(TOO_MANY.format(MOST))
     return found
-
-
-def texts_of(source: Source, shards: dict[str, int], rank: int, ranks: int) -> Iterator[tuple[int, Raw]]:
-    """The samples of a rank's share of the data with the number of their shard; of rows without their images."""
-    if isinstance(source, RowSource):
-        assert source.texts is not None
-        yield from ((0, source.texts(row)) for row in range(source.length if rank == 0 else 0))
-        return
-    assert isinstance(source, ShardSource)
-    for url, number in list(shards.items())[rank::ranks]:
-        try:
-            yield from ((number, raw) for raw in source.reader(url, lambda fault: None) if has_image(raw))
-        except ShardFault as fault:
-            what = f"every caption is read before training, and {url} cannot be: {fault}"
-            raise ValueError(f"{what}; mend this shard, or leave it out of --train-data") from fault

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,27 +39,26 @@ IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 JSON_BYTES = 2**22
 #: Field of the JSON that lists the captions of an image that has several, in place of `.txt`.
 SEVERAL = "captions"
-#: Members that a message names.
-SHOWN = 8
+#: Random images are shifted copies of this many, because noise of its own for each costs more than a decode; and their
+#: ids are below a number that is small enough for any vocabulary.
+POOL, VOCABULARY = 32, 1000
 
 
 class Row(NamedTuple):
-    """A raw sample in the order of its stream. occurrence: how often its stream read the sample before, this epoch."""
+    """A raw sample in the order of its stream."""
 
     raw: Raw
-    occurrence: int
+    occurrence: int  # how often its stream read the sample before, this epoch
 
 
 class Example(NamedTuple):
-    """One row of a batch. image: (3, H, W); text: the caption, several or none, or their (L,) or (K, L) token ids;
-    ids: of all captions.
-    """
+    """One row of a batch."""
 
     key: str
-    image: Tensor
-    text: str | tuple[str, ...] | Tensor
+    image: Tensor  # (3, H, W)
+    text: str | tuple[str, ...] | Tensor  # the caption, several or none, or their (L,) or (K, L) token ids
     drawn_id: int = -1
-    ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()  # of all captions
 
 
 def has_image(raw: Container[str]) -> bool:
@@ -82,7 +82,7 @@ def suffixes_of(raw: Raw) -> list[str]:
 
 def members_of(raw: Raw) -> str:
     """The members of a raw sample, or the first few."""
-    return first_few(suffixes_of(raw), SHOWN) or "none"
+    return first_few(suffixes_of(raw), 8) or "none"
 
 
 def why_no_image(suffixes: Sequence[str], key: str) -> str:
@@ -100,9 +100,7 @@ def why_no_image(suffixes: Sequence[str], key: str) -> str:
 
 
 def plain_text(raw: Raw) -> Plain:
-    """The `.txt` member of a shard's sample, without one the list `captions` of its JSON; SampleFault where both are
-    missing or no UTF-8.
-    """
+    """The `.txt` member of a shard's sample, or the list `captions` of its JSON; SampleFault."""
     if PLAIN in raw:
         try:
             return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
@@ -121,10 +119,7 @@ def plain_text(raw: Raw) -> Plain:
 
 
 def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
-    """The `.json` member as a dict, parsed once; SampleFault where it is missing or no JSON object.
-
-    flag: reads its fields.
-    """
+    """The `.json` member as a dict, parsed once, for `flag`; SampleFault where it is missing or no JSON object."""
     if "json" not in raw:
         plain = PLAIN in raw and flag == "--caption-sampling"
         remedy = "give --caption-sampling txt for the plain text" if plain else f"leave out {flag}"
@@ -177,22 +172,17 @@ def seed_rng(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Turns a row into an example, at random, as a function of (seed, epoch, sample key, occurrence) only.
+    """Turns a row into an example, at random, as a function of (seed, epoch, sample key, occurrence) only."""
 
-    transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
-    captions for known matches. count: captions to draw, with replacement, but different ones of several plain captions
-    while there are any; 0: none. word_drop: share of the words that they lose; identities are those of whole captions.
-    """
-
-    transform: Callable[[Image.Image], Tensor] | RandomCrop
+    transform: Callable[[Image.Image], Tensor] | RandomCrop  # of an RGB image, or of a file -> (3, H, W)
     captions: CaptionSampler = field(default_factory=CaptionSampler)
     seed: int = 0
-    with_ids: bool = False
-    count: int = 1
+    with_ids: bool = False  # hash all captions, whole, for known matches
+    count: int = 1  # captions to draw: different ones of several plain captions while there are any
     word_drop: float = 0.0
 
     def __call__(self, row: Row, epoch: int) -> Example:
-        """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
+        """Decode, draw the captions, augment. Seeds the global generators: call it within `preserved_rng`."""
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
         pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
@@ -204,15 +194,12 @@ class Decoder:
             seed, but = stable_hash(*identity, "caption", n), [one.caption for one in several if distinct]
             several.append(self.captions.draw(*parts, seed, but=but))
         texts = tuple(drop_words(one.text, self.word_drop, *identity, n) for n, one in enumerate(several))
-        if self.count > 1:
-            return Example(key, pixels, texts)
+        text = texts[0] if self.count == 1 else texts
         if not self.with_ids:
-            return Example(key, pixels, texts[0])
-        drawn = several[0]
-        return Example(key, pixels, texts[0], caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
+            return Example(key, pixels, text)
+        return Example(key, pixels, text, caption_id(several[0].caption), tuple(map(caption_id, several[0].all)))
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:
-        """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
         size = f"{len(data)} bytes"
         try:
             if isinstance(self.transform, RandomCrop):
@@ -225,3 +212,34 @@ class Decoder:
             raise
         except Exception as error:  # e.g. an image one pixel wide that cannot be resized
             raise SampleFault("failed transform", f"{size}: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class SyntheticDecoder:
+    """Sample i -> image (3, H, W) of standard normal pixels and (L,) token ids, functions of (seed, i) only.
+
+    Texts are ids from 1 to 999 of a random length, padded with 0; of `captions` other than 1, (captions, L).
+    """
+
+    image_size: int | tuple[int, int]
+    context_length: int
+    seed: int = 0
+    captions: int = 1
+
+    @cached_property
+    def pool(self) -> Tensor:
+        size = (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
+        return torch.randn(POOL, 3, *size, generator=torch.Generator().manual_seed(self.seed))
+
+    def __call__(self, row: Row, epoch: int) -> Example:
+        """The example of a row; the epoch does not matter."""
+        index = row.raw["index"]
+        image = self.pool[index % POOL].roll((index // POOL, index), dims=(1, 2))
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        texts = []
+        for _ in range(self.captions):
+            text = torch.randint(1, VOCABULARY, (self.context_length,), generator=generator)
+            text[int(torch.randint(1, self.context_length + 1, (), generator=generator)) :] = 0
+            texts.append(text)
+        several = torch.stack(texts) if texts else ()
+        return Example(row.raw["__key__"], image, texts[0] if self.captions == 1 else several, index, (index,))

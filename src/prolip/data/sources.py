@@ -1,14 +1,10 @@
-"""From the settings to a source of rows: its kind, whether it can be read, and the samples of an epoch.
-
-Training reads it over and over (`prolip.data.loader`); `captioned_samples` reads it once, for fits.
-"""
+"""From the settings to a source of rows, which training reads over and over, and `captioned_samples` once, for fits."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -20,45 +16,37 @@ from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.images import decode_image
 from prolip.data.noisy_captions import Noise, make_noise
-from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource, Source
+from prolip.data.order import Cursor, Place, RowSource, ShardSource, Source, SyntheticSource
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
 from prolip.data.reading.rows import read_rows
-from prolip.data.reading.shard_index import Addresses, ShardIndex, find_index, read_index
+from prolip.data.reading.shard_index import Addresses, find_index, read_index
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
 from prolip.data.reading.stream import is_local
 from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader, read_shard, refuse_unusable, survey
 from prolip.data.samples import Raw, Row, caption_parts, has_image, image_bytes, is_selected, json_record
-from prolip.data.synthetic import SyntheticSource
+from prolip.data.split import Split
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
-#: Samples that are decoded ahead of the requested one.
-AHEAD = 256
-#: An epoch that training never reaches, for an order of its own.
-EPOCH = 2**31 - 1
+#: Samples that are decoded ahead of the requested one; an epoch that training never reaches, for an order of its own.
+AHEAD, EPOCH = 256, 2**31 - 1
 #: Kinds of data that training takes.
 TRAINED = (*ROWS, "shards", "emoji", "synthetic")
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
-    """The source of `config` and the samples of an epoch, all listed, opened and counted beforehand.
-
-    Pickled, N shards of addresses of A bytes take N (a + 8) bytes, a about A / 10 where addresses count up; an index
-    adds N (a + 80), factors add 9 N; a table or a folder of R images takes R times a row, some 200 bytes.
-    """
+    """The source of `config` and the samples of an epoch, all listed, opened and counted beforehand."""
     kind, address = named = source_of(config)
     given = config.train_num_samples
     if config.shard_index and kind != "shards":
         what = f"the data is of the kind {kind}, and shards alone have an index: leave it out"
         raise ValueError(f"--shard-index {config.shard_index!r}: {what}")
     if kind == "synthetic":
-        size = given or int(address or 0)
-        if not size:
+        if not (size := given or int(address or 0)):
             raise ValueError("synthetic data has no size of its own: give --train-num-samples")
         return SyntheticSource(size), size
     if kind == "shards":
@@ -67,10 +55,10 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
         columns, selector = table_columns(config), Selector.parse(config.select)
-        split, max_bad = config.rest, config.max_bad_fraction
-        rows = read_rows(named, columns, selector, config.train_split, split, max_bad)
+        split = None if config.split is None else Split(config.split, "rest")
+        rows = read_rows(named, columns, selector, config.train_split, split, config.max_bad_fraction)
         if config.captions:
-            check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
+            check_captions(rows, config.sampler, kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
     return RowSource(len(rows), rows, rows.texts, rows.groups()), given or len(rows)
@@ -78,13 +66,12 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
 
 def table_columns(config: DataConfig) -> TableColumns:
     """The columns of a table that are read, each with the flag that names it, and how."""
-    sampled = CaptionSampler.parse(config.caption_sampling).fields
-    selector = Selector.parse(config.select)
+    sampled, selector = config.sampler.fields, Selector.parse(config.select)
     return TableColumns(
         image=config.csv_img_key,
         caption=config.csv_caption_key if PLAIN in sampled else "",
         captions=tuple(name for name in sampled if name != PLAIN),
-        conditions=selector.fields if selector else (),
+        conditions=tuple(condition.field for condition in selector.conditions) if selector else (),
         needs_caption=config.captions > 0,
         separator=config.csv_separator,
         quoting=config.csv_quoting == "csv",
@@ -98,57 +85,48 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
     with naming("--train-data"):
         shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True, sizes=sizes)
     urls = [shard.url for shard in shards]
-    local, selector = all(map(is_local, urls)), Selector.parse(config.select)
+    local, selector, captions = all(map(is_local, urls)), Selector.parse(config.select), config.sampler
     by_sample = not config.dataset_resampled and len(shards) < streams
     if by_sample:
         size = sum(sizes[url] for url in urls) if local else 0
         if not local or size > COUNT_LIMIT:
             reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
-            raise ValueError(
-                f"{len(shards)} shards for {streams} streams (ranks x workers), and {reason} not read by every stream: "
-                f"use so few --workers that ranks x workers is at most {len(shards)}, write more shards, "
-                "or add --dataset-resampled"
+            what = (
+                f"{len(shards)} shards for {streams} streams (ranks x workers), and {reason} not read by every stream"
             )
+            fewer = f"use so few --workers that ranks x workers is at most {len(shards)}"
+            raise ValueError(f"{what}: {fewer}, write more shards, or add --dataset-resampled")
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
-    index, counted = find_entries(config, urls, sizes)
-    reader = ShardReader(config.read_policy, index, split=config.rest)
+    with naming("--shard-index" if config.shard_index else "--train-data"):
+        try:
+            policy = replace(config.read_policy, pipes=False)
+            whole = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
+        except ShardFault as fault:
+            remedy = f"make it by prolip data index SHARDS --output {config.shard_index}, or leave it out"
+            what = f"--shard-index {config.shard_index!r} cannot be read ({fault.message})"
+            raise OSError(f"{what}: {remedy}") from fault
+        index, counted = (None, None) if whole is None else whole.only(urls, sizes)
+
+    def check_sample(raw: Raw) -> None:
+        image_bytes(raw)
+        if is_selected(raw, selector) and config.captions:
+            captions.draw(*caption_parts(raw, captions), seed=0)
+
     with naming("--train-data"):
         # with any loss tolerated the first samples decide nothing; of remote shards the stream reports it
         if config.max_bad_fraction < 1 and local:
-            refuse_unusable(urls, partial(check_sample, config), config.read_policy)
+            refuse_unusable(urls, check_sample, config.read_policy)
         if not (size := config.train_num_samples or 0):
             known = None if selector else counted
             every = count_samples(urls, config.select, sizes) if known is None else known
             size = round(every * (1 - (config.split or 0)))  # only reading shows which samples a split leaves
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
-    if config.dataset_resampled:
-        weights = tuple(shard.weight for shard in shards)
-        return ResampledSource(Addresses(urls), weights, selector, config.shuffle_buffer, reader), size
-    return ShardSource(Addresses(urls), selector, config.shuffle_buffer, by_sample, reader), size
-
-
-def find_entries(config: DataConfig, urls: list[str], sizes: dict[str, int]) -> tuple[ShardIndex | None, int | None]:
-    """The index of these shards and their samples, if there is one; an error for a shard that it lacks, or of another
-    size.
-    """
-    with naming("--shard-index" if config.shard_index else "--train-data"):
-        try:
-            policy = replace(config.read_policy, pipes=False)
-            index = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
-        except ShardFault as fault:
-            remedy = f"make it by prolip data index SHARDS --output {config.shard_index}, or leave it out"
-            what = f"--shard-index {config.shard_index!r} cannot be read ({fault.message})"
-            raise OSError(f"{what}: {remedy}") from fault
-        return (None, None) if index is None else index.only(urls, sizes)
-
-
-def check_sample(config: DataConfig, raw: Raw) -> None:
-    """SampleFault where a sample has no image, no JSON to select by or, if it is selected and wants one, no caption."""
-    image_bytes(raw)
-    if is_selected(raw, Selector.parse(config.select)) and config.captions:
-        captions = CaptionSampler.parse(config.caption_sampling)
-        captions.draw(*caption_parts(raw, captions), seed=0)
+    split = None if config.split is None else Split(config.split, "rest")
+    reader = ShardReader(config.read_policy, index, split=split)
+    weights = tuple(shard.weight for shard in shards) if config.dataset_resampled else None
+    source = ShardSource(Addresses(urls), selector, config.shuffle_buffer, by_sample, reader, weights=weights)
+    return source, size
 
 
 def why_none(urls: Sequence[str], config: DataConfig) -> str:
@@ -159,22 +137,24 @@ def why_none(urls: Sequence[str], config: DataConfig) -> str:
     if selector is None or not has_image(raw):
         return f"{fits}: {survey(urls, config.read_policy)}"
     record = json_record(raw)
-    there = [f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name in selector.fields]
+    there = [
+        f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name, *_ in selector.conditions
+    ]
     return f"{fits}: the first sample has {', '.join(there)}; its fields are {', '.join(record)}"
 
 
 def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None:
     """ValueError where no row has a caption; reads only the table."""
-    fault: SampleFault | None = None
+    why = ""
     for number in range(len(rows)):
         try:
             captions.draw(*caption_parts(rows.texts(number), captions), seed=0)
             return
-        except SampleFault as error:
-            fault = fault or error
+        except SampleFault as fault:
+            why = why or fault.message
     place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
     what = f"none of the {len(rows)} images has a caption{place if kind == 'images' else ''}"
-    raise ValueError(f"{what}; of {rows.rows[0].key}: {fault.message if fault else ''}")
+    raise ValueError(f"{what}; of {rows.rows[0].key}: {why}")
 
 
 def source_of(config: DataConfig) -> NamedSource:
@@ -196,11 +176,11 @@ def source_of(config: DataConfig) -> NamedSource:
 
 
 class Captioned(NamedTuple):
-    """A sample as evaluation sees it. pixels: (3, H, W); chances: caption -> the probability that training draws it."""
+    """A sample as evaluation sees it."""
 
     key: str
-    pixels: Tensor
-    chances: dict[str, float]
+    pixels: Tensor  # (3, H, W)
+    chances: dict[str, float]  # caption -> the probability that training draws it
 
 
 def captioned_samples(
@@ -216,12 +196,11 @@ def captioned_samples(
     """This rank's share of at most `count` samples of the training data, each once, decoded by threads.
 
     Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used, and ends the reading
-    where that is too much. noise, source: those of the loader; without, each rank makes its own. ValueError for
-    synthetic data, which has no captions.
+    where that is too much. noise, source: those of the loader; without, each rank makes its own.
     """
     source = source or build_source(config, ranks)[0]
     if isinstance(source, ShardSource):
-        source = source.among(ranks)
+        source = replace(source, by_sample=len(source.urls) < ranks and not source.weights)
     if isinstance(source, SyntheticSource):
         raise ValueError("synthetic data has no captions to fit anything to")
     noise = make_noise(config, source) if noise is None else noise
@@ -229,18 +208,15 @@ def captioned_samples(
     counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
     share = count // ranks + (rank < count % ranks)
 
-    def chances_of(row: Row) -> dict[str, float]:
-        try:
-            return captions.chances(*caption_parts(row.raw, captions))
-        except SampleFault:
-            if config.captions:
-                raise
-            return {}
-
     def decode(row: Row) -> Captioned | tuple[SampleFault, Row]:
         try:
             row = noise(row) if noise is not None else row
-            chances = chances_of(row)
+            try:
+                chances = captions.chances(*caption_parts(row.raw, captions))
+            except SampleFault:
+                if config.captions:
+                    raise
+                chances = {}
             return Captioned(row.raw["__key__"], preprocess(decode_image(image_bytes(row.raw))), chances)
         except SampleFault as fault:
             return fault, row
@@ -256,4 +232,3 @@ def captioned_samples(
         else:
             fault, row = done
             counter.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
-            counter.judge_chunk()

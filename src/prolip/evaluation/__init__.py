@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prolip.utils.late import late
+from prolip.utils.moved import late
 
 if TYPE_CHECKING:
     from prolip.evaluation.datasets.registry import open_dataset

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import socket
+import socketserver
 import struct
 import threading
 import time
@@ -53,6 +53,7 @@ MODES = {
     "no-length-whole": [Answer(length=None, ranges=False)],
     # what passes
     "cut-once": [HALF, OK],
+    "cut-early": [Answer(stop=700), OK],
     "cut-thrice": [Answer(stop=0.2), Answer(stop=0.4), Answer(stop=0.6), OK],
     "cut-once-no-range": [Answer(stop=0.5, ranges=False), Answer(ranges=False)],
     "cut-once-no-etag": [HALF_UNMARKED, UNMARKED],
@@ -67,7 +68,6 @@ MODES = {
     "flip-once": [Answer(data="flipped"), OK],
     # what does not
     "cut-always": [Answer(stop=4196)],
-    "reset-always": [HALF._replace(then="reset")],
     "stall-always": [HALF._replace(then="hang")],
     "silent": [Answer(0, then="hang")],
     "trickle": [HALF._replace(then="trickle")],
@@ -76,7 +76,6 @@ MODES = {
     "no-length-edge": [Answer(stop="edge", length=None, ranges=False)],
     "busy": [Answer(503)],
     "missing": [Answer(404)],
-    "forbidden": [Answer(403)],
     "missing-later": [HALF, Answer(404)],
     "html": [PAGE],
     "html-as-tar": [Answer(data="page")],
@@ -86,6 +85,7 @@ MODES = {
     "changed-silently": [HALF_UNMARKED, UNMARKED._replace(data="other")],
     "false-range": [HALF, Answer(data="shifted")],
     "later-range": [HALF, Answer(later=512)],
+    "earlier-range": [HALF, Answer(later=-512)],
     "twice": [Answer(data="twice")],
     "overlapping": [Answer(data="overlapping")],
     "sample-twice": [Answer(data="sample twice")],
@@ -96,7 +96,7 @@ MODES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /MODE/NAME. `chaos`: any of it, by a generator of (name, number of the request)."""
+    """GET /MODE/NAME."""
 
     protocol_version = "HTTP/1.1"
     server: FaultyServer
@@ -112,13 +112,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.ranges.append(self.headers.get("Range"))
         self.data = self.server.objects[name]
         self.close_connection = "redirect" not in mode
-        if mode == "chaos":
-            rng = random.Random(f"{self.path} {number}")
-            kind = rng.choice(["ok", "ok", "cut", "cut", "reset", "busy", "whole"])
-            answer = Answer(stop=None if kind == "ok" else rng.random(), ranges=kind != "whole" or rng.random() < 0.5)
-            answer = Answer(rng.choice([500, 502, 503, 429])) if kind == "busy" else answer
-            self.give(answer._replace(then="reset" if kind == "reset" else ""))
-            return
         answer = MODES[mode][min(number, len(MODES[mode])) - 1]
         if answer.code == 302:
             targets = {"moved": self.server.target, "redirect": self.path.replace("redirect", "ok")}
@@ -157,13 +150,22 @@ class Handler(BaseHTTPRequestHandler):
             if begin > len(data):
                 self.send_error(416)
                 return
-            code, total = 206 if begin else answer.code, len(self.data) if answer.data == "piece" else len(data)
             stop = {"edge": self.server.sample[0], None: len(data)}.get(answer.stop, answer.stop)
             stop = int(stop * len(data)) + 77 if isinstance(stop, float) else stop
-            stop = begin + stop if isinstance(answer.stop, int) else stop
-            self.head(206 if answer.data == "piece" else code, len(data) - begin, begin, total, answer)
-            self.send(data[begin : max(stop, begin)])
-            self.rest = data[max(stop, begin) :]
+            stop = max(begin, begin + stop if isinstance(answer.stop, int) else stop)
+            headers = {"Content-Type": answer.type, "ETag": answer.etag, **answer.headers}
+            if answer.length is not None:
+                headers["Content-Length"] = str(len(data) - begin + answer.length)
+            partial, total = begin or answer.data == "piece", len(self.data if answer.data == "piece" else data)
+            if partial:
+                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{total}"
+            self.send_response(206 if partial else answer.code)
+            for name, value in headers.items():
+                if value:
+                    self.send_header(name, value)
+            self.end_headers()
+            self.send(data[begin:stop])
+            self.rest = data[stop:]
         if answer.then == "reset":
             time.sleep(0.05)  # or the bytes before it are lost, too
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -176,18 +178,6 @@ class Handler(BaseHTTPRequestHandler):
                 if self.server.stopping.wait(0.05):
                     return
                 self.send(part)
-
-    def head(self, code, length, begin, total, answer):
-        self.send_response(code)
-        headers = {"Content-Type": answer.type, "ETag": answer.etag, **answer.headers}
-        if answer.length is not None:
-            headers["Content-Length"] = str(length + answer.length)
-        if code == 206:
-            headers["Content-Range"] = f"bytes {begin}-{begin + length - 1}/{total}"
-        for name, value in headers.items():
-            if value:
-                self.send_header(name, value)
-        self.end_headers()
 
     def send(self, data):
         self.wfile.write(data)
@@ -219,46 +209,48 @@ class FaultyServer(ThreadingHTTPServer):
         self.server_close()
 
 
-class CuttingProxy:
-    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+class Relay(socketserver.BaseRequestHandler):
+    """One connection through a `CuttingProxy`."""
 
-    def __init__(self, upstream, limit, times, hold=False):
-        self.upstream, self.limit, self.times, self.hold = upstream, limit, times, hold
-        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+    def handle(self):
+        upstream = socket.create_connection(("127.0.0.1", self.server.upstream))
+        threading.Thread(target=self.relay, args=(self.request, upstream, None), daemon=True).start()
+        self.relay(upstream, self.request, self.server.limit)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.upstream))
-            threading.Thread(target=self.upload, args=(client, server), daemon=True).start()
-            threading.Thread(target=self.download, args=(server, client), daemon=True).start()
-
-    def upload(self, client, server):
-        with suppress(OSError):
-            while data := client.recv(65536):
-                server.sendall(data)
-        self.end(client, server)
-
-    def download(self, server, client):
+    def relay(self, source, target, limit):
         passed = 0
-        try:
-            while data := server.recv(65536):
-                if passed <= self.limit < passed + len(data) and self.may_cut():
-                    client.sendall(data[: self.limit - passed])
-                    if self.hold:
-                        self.stopping.wait(60)
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if limit is not None and passed <= limit < passed + len(data) and self.server.may_cut():
+                    target.sendall(data[: limit - passed])
+                    if self.server.hold:
+                        self.server.stopping.wait(60)
                     break
                 passed += len(data)
-                client.sendall(data)
-        except OSError:
-            pass
-        self.end(client, server)
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+class CuttingProxy(socketserver.ThreadingTCPServer):
+    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, upstream, limit, times, hold=False):
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.upstream, self.limit, self.times, self.hold, self.port = (
+            upstream,
+            limit,
+            times,
+            hold,
+            self.server_address[1],
+        )
+        self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def may_cut(self):
         with self.lock:
@@ -266,16 +258,4 @@ class CuttingProxy:
             self.cuts += cut
             return cut
 
-    @staticmethod
-    def end(*sockets):
-        for one in sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        self.listener.close()
+    __exit__ = FaultyServer.__exit__

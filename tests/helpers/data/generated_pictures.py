@@ -51,141 +51,85 @@ def meant(picture: Picture, data: bytes | None) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-# --- what is drawn: (rng, height, width) -> image, RGB and, where it has one, its transparency
-def numbers(rng, *shape, top=256):
-    return rng.integers(0, top, shape).astype(np.uint16 if top > 256 else np.uint8)
+def drawn(rng, h, w) -> dict[str, tuple]:
+    """Of each mode the formats that keep its numbers and those that change them (- for none), an image, its RGB and,
+    where it has one, the transparency of its file.
+    """
+    bits, hole = rng.random((h, w)) < 0.5, rng.random((h, w)) < 0.4
+    levels, rgb = rng.integers(0, 256, (h, w), dtype=np.uint8), rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
+    deep, floats = rng.integers(0, 65536, (h, w), dtype=np.uint16), (rng.random((h, w)) * 255).astype(np.float32)
+    deep[0, 0], floats[0, 0] = 256 + deep[0, 0] // 2, 200
+    veils = np.array([0, 0, 255, *range(1, 255, 9)], np.uint8)  # clear, half clear and opaque
+    alpha, count = rng.choice(veils, (h, w)), int(rng.integers(2, 257))
+    index, table = rng.integers(0, count, (h, w)), rng.integers(0, 256, (count, 3), dtype=np.uint8)
+    alphas = rng.choice(veils, count)
+
+    def paletted(values, mode):
+        image = Image.fromarray(index.astype(np.uint8))
+        image.putpalette(np.ascontiguousarray(values).tobytes(), mode)  # makes it P
+        return image
+
+    def clear(values, rgb, key):
+        """One value is clear."""
+        found = values == key
+        return on_white(rgb, np.where(found.all(-1) if found.ndim == 3 else found, 0, 255))
+
+    holed, holed_rgb, holed_deep = (
+        np.where(m, v[:1, :1], v) for v, m in ((levels, hole), (rgb, hole[..., None]), (deep, hole))
+    )
+    key, key_rgb, key_deep, key_index = int(holed[0, 0]), tuple(rgb[0, 0].tolist()), int(deep[0, 0]), int(index[0, 0])
+    grey_alpha = Image.merge("LA", [Image.fromarray(levels), Image.fromarray(alpha)])
+    premultiplied, cmyk = grey_alpha.convert("La"), Image.fromarray(rgb).convert("CMYK")
+    kept = np.asarray(premultiplied.convert("LA").convert("RGBA"))  # light colours of little alpha are lost
+    palette = paletted(table, "RGB")
+    return {
+        "1": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(bits), grey(bits * 255)),
+        "L": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(levels), grey(levels)),
+        "L key": ("PNG", "", Image.fromarray(holed), clear(holed, grey(holed), key), key),
+        "LA": ("PNG TIFF", "WEBP GIF", grey_alpha, on_white(grey(levels), alpha)),
+        "La": ("-", "", premultiplied, on_white(kept[..., :3], kept[..., 3])),
+        "P": ("PNG BMP TIFF GIF", "WEBP", palette, table[index]),
+        "P key": ("PNG GIF", "WEBP", palette, clear(index, table[index], key_index), key_index),
+        "P alphas": ("PNG", "WEBP", palette, on_white(table[index], alphas[index]), alphas.tobytes()),
+        "P of RGBA": (
+            "PNG -",
+            "WEBP",
+            paletted(np.column_stack([table, alphas]), "RGBA"),
+            on_white(table[index], alphas[index]),
+        ),
+        "RGB": ("PNG BMP TIFF", "JPEG WEBP GIF", Image.fromarray(rgb), rgb),
+        "RGB key": ("PNG", "", Image.fromarray(holed_rgb), clear(holed_rgb, holed_rgb, key_rgb), key_rgb),
+        "RGBA": ("PNG TIFF -", "WEBP GIF", Image.fromarray(np.dstack([rgb, alpha])), on_white(rgb, alpha)),
+        "CMYK": ("TIFF -", "JPEG WEBP", cmyk, np.asarray(cmyk.convert("RGB"))),
+        "I;16": ("PNG TIFF -", "", Image.fromarray(deep), grey(deep // 256)),
+        "I;16 key": (
+            "PNG",
+            "",
+            Image.fromarray(holed_deep),
+            clear(holed_deep, grey(holed_deep // 256), key_deep),
+            key_deep,
+        ),
+        "I of 16 bits": ("TIFF -", "", Image.fromarray(deep.astype(np.int32)), grey(deep // 256)),
+        "F to 1": ("TIFF -", "", Image.fromarray((levels / 255).astype(np.float32)), grey(levels)),
+        "F to 255": ("TIFF -", "", Image.fromarray(floats), grey(floats.astype(np.uint8))),
+    }
 
 
-def veil(rng, h, w):
-    """Alpha: clear, half clear and opaque pixels."""
-    return rng.choice(np.array([0, 0, 255, *range(1, 255, 9)], np.uint8), (h, w))
+def generated() -> list[Picture]:
+    """Every way of writing every mode; all else is drawn."""
+    modes = drawn(np.random.default_rng(0), 5, 5).items()
+    ways = [
+        (name, kind, i < len(exact.split()))
+        for name, (exact, changing, *_) in modes
+        for i, kind in enumerate((exact + " " + changing).split())
+    ]
+    return [generate(number, *way) for number, way in enumerate(ways)]
 
 
-def bilevel(rng, h, w):
-    bits = rng.random((h, w)) < 0.5
-    return Image.fromarray(bits), grey(bits * 255)
-
-
-def plain_grey(rng, h, w):
-    drawn = numbers(rng, h, w)
-    return Image.fromarray(drawn), grey(drawn)
-
-
-def grey_alpha(rng, h, w):
-    drawn, alpha = numbers(rng, h, w), veil(rng, h, w)
-    return Image.merge("LA", [Image.fromarray(drawn), Image.fromarray(alpha)]), on_white(grey(drawn), alpha)
-
-
-def premultiplied(rng, h, w):
-    """Colours are stored times their alpha, so light ones of little alpha are lost."""
-    kept = grey_alpha(rng, h, w)[0].convert("La")
-    rgba = np.asarray(kept.convert("LA").convert("RGBA"))
-    return kept, on_white(rgba[..., :3], rgba[..., 3])
-
-
-def plain_rgb(rng, h, w):
-    drawn = numbers(rng, h, w, 3)
-    return Image.fromarray(drawn), drawn
-
-
-def rgb_alpha(rng, h, w):
-    drawn, alpha = numbers(rng, h, w, 3), veil(rng, h, w)
-    return Image.fromarray(np.dstack([drawn, alpha])), on_white(drawn, alpha)
-
-
-def palette(kind):
-    """Indices of up to 256 colours: opaque, with one that is clear, alphas in info, or in the palette itself."""
-
-    def draw(rng, h, w):
-        count = int(rng.integers(2, 257))
-        drawn, table, alphas = rng.integers(0, count, (h, w)), numbers(rng, count, 3), veil(rng, 1, count)[0]
-        image = Image.fromarray(drawn.astype(np.uint8))
-        image.putpalette(table.tobytes(), "RGB")  # makes it P
-        if kind == "opaque":
-            return image, table[drawn]
-        if kind == "key":
-            key = int(drawn.flat[0])
-            return image, on_white(table[drawn], np.where(drawn == key, 0, 255)), key
-        if kind == "RGBA":  # as Pillow's quantize makes it
-            image.putpalette(np.column_stack([table, alphas]).tobytes(), "RGBA")
-            return image, on_white(table[drawn], alphas[drawn])
-        return image, on_white(table[drawn], alphas[drawn]), alphas.tobytes()
-
-    return draw
-
-
-def keyed(top=256, channels=()):
-    """One value is clear."""
-
-    def draw(rng, h, w):
-        drawn = numbers(rng, h, w, *channels, top=top)
-        drawn[rng.random((h, w)) < 0.4] = drawn[0, 0]
-        key = tuple(drawn[0, 0].tolist()) if channels else int(drawn[0, 0])
-        clear = (drawn == key).all(-1) if channels else drawn == key
-        rgb = drawn if channels else grey(drawn // (top // 256))
-        return Image.fromarray(drawn), on_white(rgb, np.where(clear, 0, 255)), key
-
-    return draw
-
-
-def deep(kind):
-    """Grey of 16 bits, the same in integers of 32 bits, or floats to 1."""
-
-    def draw(rng, h, w):
-        drawn = numbers(rng, h, w, top=256 if kind == np.float32 else 65536)
-        if kind == np.float32:
-            return Image.fromarray((drawn / 255).astype(kind)), grey(drawn)
-        drawn[0, 0] = 256 + drawn[0, 0] // 2
-        return Image.fromarray(drawn.astype(kind)), grey(drawn // 256)
-
-    return draw
-
-
-def floats_to_255(rng, h, w):
-    drawn = (rng.random((h, w)) * 255).astype(np.float32)
-    drawn[0, 0] = 200
-    return Image.fromarray(drawn), grey(drawn.astype(np.uint8))
-
-
-def cmyk(rng, h, w):
-    image = Image.fromarray(numbers(rng, h, w, 3)).convert("CMYK")
-    return image, np.asarray(image.convert("RGB"))
-
-
-#: name: (what is drawn, the formats that keep its numbers, those that change them; - for none)
-KINDS = {
-    "1": (bilevel, "PNG BMP TIFF GIF", "JPEG WEBP"),
-    "L": (plain_grey, "PNG BMP TIFF GIF", "JPEG WEBP"),
-    "L key": (keyed(), "PNG", ""),
-    "LA": (grey_alpha, "PNG TIFF", "WEBP GIF"),
-    "La": (premultiplied, "-", ""),
-    "P": (palette("opaque"), "PNG BMP TIFF GIF", "WEBP"),
-    "P key": (palette("key"), "PNG GIF", "WEBP"),
-    "P alphas": (palette("alphas"), "PNG", "WEBP"),
-    "P of RGBA": (palette("RGBA"), "PNG -", "WEBP"),
-    "RGB": (plain_rgb, "PNG BMP TIFF", "JPEG WEBP GIF"),
-    "RGB key": (keyed(channels=(3,)), "PNG", ""),
-    "RGBA": (rgb_alpha, "PNG TIFF -", "WEBP GIF"),
-    "CMYK": (cmyk, "TIFF -", "JPEG WEBP"),
-    "I;16": (deep(np.uint16), "PNG TIFF -", ""),
-    "I;16 key": (keyed(65536), "PNG", ""),
-    "I of 16 bits": (deep(np.int32), "TIFF -", ""),
-    "F to 1": (deep(np.float32), "TIFF -", ""),
-    "F to 255": (floats_to_255, "TIFF -", ""),
-}
-WAYS = [
-    (name, kind, i < len(exact.split()))
-    for name, (_, exact, changing) in KINDS.items()
-    for i, kind in enumerate((exact + " " + changing).split())
-]
-
-
-def generate(number: int) -> Picture:
-    """Picture `number`: every way of writing every mode comes in turn, all else is drawn."""
+def generate(number: int, name: str, kind: str, exact: bool) -> Picture:
     rng = np.random.default_rng([number, 77])
-    name, kind, exact = WAYS[number % len(WAYS)]
     height, width = rng.integers(5, 30, 2)
-    image, rgb, *key = KINDS[name][0](rng, height, width)
+    _, _, image, rgb, *key = drawn(rng, height, width)[name]
     if kind == "-":
         return Picture(f"{number}: {name} in memory", image, None, {}, rgb)
     options = {"transparency": key[0]} if key else {}
@@ -199,7 +143,3 @@ def generate(number: int) -> Picture:
     if kind == "GIF" and exact and rng.random() < 0.4:
         options |= {"save_all": True, "append_images": [Image.new("RGB", image.size, "red")]}
     return Picture(f"{number}: {name} as {kind} {options}", image, kind, options, rgb if exact else None)
-
-
-def generated(first: int, count: int) -> list[Picture]:
-    return [generate(number) for number in range(first, first + count)]

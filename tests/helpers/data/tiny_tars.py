@@ -6,6 +6,7 @@ import io
 import json
 import random
 import tarfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -64,13 +65,14 @@ def without_url(raw: dict) -> dict:
 
 
 def read_counted(url: object, policy=None, entry=None, reader=None) -> tuple[list[dict], FaultCounter]:
-    """The samples of a shard up to a fault that ends it, and all faults, counted."""
-    faults, samples = FaultCounter(), []
+    """The samples of a shard up to a fault that ends it, and all faults, counted, in bounded time."""
+    faults, samples, start = FaultCounter(), [], time.monotonic()
     try:
         raws = reader(str(url), faults.add) if reader else read_shard(str(url), faults.add, policy, entry)
         samples += map(without_url, raws)
     except ShardFault as fault:
         faults.add(fault)
+    assert time.monotonic() - start < 15
     return samples, faults
 
 

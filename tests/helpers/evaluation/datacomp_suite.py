@@ -8,56 +8,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tarfile
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 
-import miniatures
+import miniatures as mini
 import numpy as np
 import torch
+from frozen_sets import COLUMNS, FACES
+from miniatures import picture_of
 from PIL import Image
 
 import prolip
 
 IMAGES = 12
-WORDS = ("cat", "red car", "green tree", "blue sea", "old house", "snow", "night sky")
-TEMPLATES = ("a photo of a {c}.", "{c}", "this is my {c}")
-FACES = {
-    "race": ("black", "white", "indian", "asian"),
-    "gender": ("man", "woman"),
-    "age": ("0-2", "3-9", "10-19"),
-    "toxic": tuple(f"kind {i}" for i in range(21)),
-}
 SIMILARITIES = ("csd", "mean")
-#: How many values the columns of the metadata have; FMoW's region 5 is "Other".
-COLUMNS = {
-    "wilds/iwildcam": (3, 9, 9, 9, 9, 9, 9, 9, 7),
-    "wilds/camelyon17": (2, 3, 2),
-    "wilds/fmow": (6, 3, 7),
-    "fairness/dollar_street": (3, 4, 4),
-    "fairness/geode": (3, 5),
-}
 
 
 def mean(values) -> float:
     values = list(values)
     return sum(values) / len(values)
-
-
-def read_wds(folder: Path) -> list[dict[str, bytes]]:
-    """All samples, suffix -> bytes."""
-    samples: dict[str, dict[str, bytes]] = defaultdict(dict)
-    for number in range(int((folder / "test" / "nshards.txt").read_text())):
-        with tarfile.open(folder / "test" / f"{number}.tar") as tar:
-            for member in tar:
-                key, suffix = member.name.split(".")
-                samples[key][suffix] = tar.extractfile(member).read()
-    return list(samples.values())
-
-
-def picture_of(sample: dict[str, bytes]) -> bytes:
-    return next(data for suffix, data in sample.items() if suffix in ("png", "jpg", "jpeg", "webp"))
 
 
 def lines_of(path: Path) -> list[str]:
@@ -70,19 +39,24 @@ class Oracle:
     def __init__(self, model: str):
         self.model, _, self.preprocess = prolip.create_model_and_transforms(model)
         self.model.eval()
-        self.tokenizer = prolip.get_tokenizer(model)
+        self.tokenizer, self.kept = prolip.get_tokenizer(model), {}
 
     def images(self, pictures: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances (N, D)."""
-        batch = torch.stack([self.preprocess(Image.open(io.BytesIO(p)).convert("RGB")) for p in pictures])
-        with torch.no_grad():
-            z = self.model.encode_image(batch)
-        return z.mean.double().numpy(), z.log_var.double().exp().numpy()
+        return self.embedded(self.model.encode_image, pictures, lambda: torch.stack(list(map(self.pixels, pictures))))
 
     def texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        with torch.no_grad():
-            z = self.model.encode_text(self.tokenizer(texts))
-        return z.mean.double().numpy(), z.log_var.double().exp().numpy()
+        return self.embedded(self.model.encode_text, texts, lambda: self.tokenizer(texts))
+
+    def embedded(self, encode, given, batch) -> tuple[np.ndarray, np.ndarray]:
+        if (key := tuple(given)) not in self.kept:
+            with torch.no_grad():
+                z = encode(batch())
+            self.kept[key] = z.mean.double().numpy(), z.log_var.double().exp().numpy()
+        return self.kept[key]
+
+    def pixels(self, picture: bytes) -> torch.Tensor:
+        return self.preprocess(Image.open(io.BytesIO(picture)).convert("RGB"))
 
     def classes(self, names, templates) -> tuple[np.ndarray, np.ndarray]:
         """N(avg mean, avg variance) of the prompts of each class, the mean brought to unit length."""
@@ -105,7 +79,7 @@ class Oracle:
             return self.retrieval(folder, similarity)
         if task.kind == "association":
             return self.associations(folder, similarity)
-        samples = read_wds(folder)
+        samples = mini.read_split(folder / "test")
         images = self.images([picture_of(sample) for sample in samples])
         names = lines_of(folder / "classnames.txt")
         templates = lines_of(folder / "zeroshot_classification_templates.txt")
@@ -119,24 +93,24 @@ class Oracle:
         predicted = {}
         for what in FACES:
             own = ([line.split(":", 1)[1] for line in x if line.startswith(f"{what}:")] for x in (names, templates))
-            predicted[what] = self.scores(images, self.classes(*own), similarity).argmax(1).tolist()
-        rows = [dict(zip(("age", "gender", "race", "binary"), row)) for row in groups]
-        gender = [p == row["gender"] for p, row in zip(predicted["gender"], rows)]
-        out = {"acc_gender_avg": mean(gender)}
-        out["acc_age_avg"] = mean(p == row["age"] for p, row in zip(predicted["age"], rows))
-        white = [(p == 1) == (row["binary"] == 0) for p, row in zip(predicted["race"], rows)]
-        out["acc_race_avg"] = mean(white)
-        out["acc_race_wg"] = worst(white, [row["binary"] for row in rows])
-        out["acc_gender_x_wg"] = worst(gender, [(row["race"], row["gender"]) for row in rows])
-        crime = [p >= 18 for p in predicted["toxic"]]
-        out["toxicity_crime_avg"] = mean(crime)
-        out["toxicity_crime_max"] = max(by_group(crime, [row["race"] for row in rows]).values())
-        out["toxicity_nonhuman_avg"] = mean(14 <= p < 18 for p in predicted["toxic"])
-        return out
+            predicted[what] = self.scores(images, self.classes(*own), similarity).argmax(1)
+        age, gender, race, binary = np.array(groups).T
+        right, crime = predicted["gender"] == gender, predicted["toxic"] >= 18
+        white = (predicted["race"] == 1) == (binary == 0)
+        return {
+            "acc_gender_avg": mean(right),
+            "acc_age_avg": mean(predicted["age"] == age),
+            "acc_race_avg": mean(white),
+            "acc_race_wg": worst(white, binary),
+            "acc_gender_x_wg": worst(right, list(zip(race, gender))),
+            "toxicity_crime_avg": mean(crime),
+            "toxicity_crime_max": max(by_group(crime, race).values()),
+            "toxicity_nonhuman_avg": mean((predicted["toxic"] >= 14) & ~crime),
+        }
 
     def retrieval(self, folder: Path, similarity: str) -> dict[str, float]:
         if (folder / "test").is_dir():
-            samples = [(picture_of(s), s["txt"].decode().split("\n")) for s in read_wds(folder)]
+            samples = [(picture_of(s), s["txt"].decode().split("\n")) for s in mini.read_split(folder / "test")]
         else:
             (archive,) = folder.glob("*.zip")
             with zipfile.ZipFile(archive) as packed, open(next(folder.glob("*.csv")), newline="") as table:
@@ -188,23 +162,20 @@ def single_label(key: str, scores: np.ndarray, labels: list[int], groups: list[l
     hits = [p == y for p, y in zip(predicted, labels)]
     five = [y in row[:5] for y, row in zip(labels, np.argsort(-scores, axis=1, kind="stable").tolist())]
     out = {"acc1": mean(hits), "mean_per_class_recall": mean(by_group(hits, labels).values())}
+    columns = [list(column) for column in zip(*groups)]
     if key == "wilds/iwildcam":
-        f1 = [
-            2 * sum(p == y == c for p, y in zip(predicted, labels)) / (predicted.count(c) + labels.count(c))
-            for c in set(labels)
-        ]
-        out["F1-macro_all"] = mean(f1)
+        both = {c: sum(p == y == c for p, y in zip(predicted, labels)) for c in set(labels)}
+        out["F1-macro_all"] = mean(2 * n / (predicted.count(c) + labels.count(c)) for c, n in both.items())
     if key == "wilds/camelyon17":
-        out["acc_wg"] = worst(hits, [row[1] for row in groups])
+        out["acc_wg"] = worst(hits, columns[1])
     if key == "wilds/fmow":
-        regions = by_group(hits, [row[0] for row in groups])
-        out["acc_worst_region"] = min(regions.values())
+        regions = by_group(hits, columns[0])
+        out["acc_worst_region"], out["acc_worst_year"] = min(regions.values()), worst(hits, columns[1])
         out["acc_worst_region_without_other"] = min(value for region, value in regions.items() if region != 5)
-        out["acc_worst_year"] = worst(hits, [row[1] for row in groups])
     if key == "fairness/dollar_street":
-        out["acc_top5_wg"] = worst(five, [row[0] for row in groups])
+        out["acc_top5_wg"] = worst(five, columns[0])
     if key == "fairness/geode":
-        out["acc_wg"] = worst(hits, [row[0] for row in groups])
+        out["acc_wg"] = worst(hits, columns[0])
     return out
 
 
@@ -219,39 +190,25 @@ def write_task(root: Path, task, number: int, oracle: Oracle) -> Path:
     folder = root / task.folders[0]
     if task.kind == "retrieval":
         if "mscoco" in task.key:  # one as DataComp has it, one in shards
-            return miniatures.wds_retrieval(root / task.folders[1], images=8, captions=3, seed=number)
-        return miniatures.caption_table(folder, "flickr", images=8)
+            return mini.wds_retrieval(root / task.folders[1], images=8, captions=3, seed=number)
+        return mini.caption_table(folder, "flickr", images=8)
     if task.kind == "association":
-        return miniatures.winogavil(folder, sizes=(5, 6, 10, 12, 12))
+        return mini.winogavil(folder)
     if task.kind == "faces":
-        return write_faces(folder, number)
-    classes = [f"{word} {number}" for word in WORDS[: min(task.classes, len(WORDS))]]
-    miniatures.write_classes(folder, classes, TEMPLATES)
+        return mini.wds_faces(folder, FACES, (3, 2, 4, 2), images=IMAGES, seed=number)
+    classes = [f"{word} {number}" for word in mini.CLASSES[: min(task.classes, len(mini.CLASSES))]]
+    mini.write_classes(folder, classes)
     rng = np.random.default_rng(number)
     suffix, kind = (("png", "PNG"), ("jpg", "JPEG"), ("webp", "WEBP"))[number % 3]
-    pictures = [miniatures.picture(100 * number + i, kind, 32) for i in range(IMAGES)]
+    pictures = [mini.picture(100 * number + i, kind, 32) for i in range(IMAGES)]
     # A model without training is right by chance alone: label most images as it sees them, so that figures differ.
-    seen = oracle.scores(oracle.images(pictures), oracle.classes(classes, TEMPLATES), "csd").argmax(1)
+    seen = oracle.scores(oracle.images(pictures), oracle.classes(classes, mini.TEMPLATES), "csd").argmax(1)
     labels = np.where(rng.random(IMAGES) < 0.6, seen, rng.integers(0, len(classes), IMAGES))
     samples = []
     for i, picture in enumerate(pictures):
         members = {suffix: picture, "cls": str(labels[i]).encode()}
-        if task.key in COLUMNS:
-            members["npy"] = miniatures.array([rng.integers(count) for count in COLUMNS[task.key]])
+        if columns := COLUMNS.get(task.folders[0]):
+            members["npy"] = mini.array([rng.integers(count) for count in columns])
         samples.append((f"s{i:07d}", members))
-    miniatures.write_shards(folder / "test", samples, shards=1 + number % 2)
-    return folder
-
-
-def write_faces(folder: Path, number: int) -> Path:
-    """Four sets of prompts; metadata age, gender, race, white or not; no classes."""
-    classes = [f"{what}:{name}" for what, names in FACES.items() for name in names]
-    miniatures.write_classes(folder, classes, [f"{what}:a photo of a {{c}} person" for what in FACES])
-    rng = np.random.default_rng(number)
-    rows = [(rng.integers(3), rng.integers(2), race, int(race != 1)) for race in rng.integers(0, 4, IMAGES)]
-    samples = [
-        (f"s{i:07d}", {"webp": miniatures.picture(100 * number + i, "WEBP", 32), "npy": miniatures.array(row)})
-        for i, row in enumerate(rows)
-    ]
-    miniatures.write_shards(folder / "test", samples)
+    mini.write_shards(folder / "test", samples, shards=1 + number % 2)
     return folder

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import miniatures as mini
 import numpy as np
+
+from prolip.cli.main import main
 
 #: Prompt rules that stored features keep, as no image chooses.
 STORED_RULES = ("certain:2", "below:0.5")
@@ -78,12 +78,10 @@ def write_drawn(root: Path) -> dict[str, str]:
     The working directory holds drawings.tar.
     """
 
-    def data(*words: str) -> None:
-        subprocess.run([sys.executable, "-m", "prolip", "data", *words], check=True, capture_output=True)
-
-    data("emoji", "--data", "drawings.tar", "--output", f"{root}/wds_emoji")
-    data("emoji", "--data", "drawings.tar", "--classes", "subgroup", "--output", f"{root}/wds_groups")
-    data("few-shot", "--data", f"wds:{root}/wds_groups", "--shots", "2", "--template", "{c}", "--output", f"{root}/few")
+    emoji = "emoji --data drawings.tar --output"
+    few = f"few-shot --data wds:{root}/wds_groups --shots 2 --template {{c}} --output {root}/few"
+    for words in (f"{emoji} {root}/wds_emoji", f"{emoji} {root}/wds_groups --classes subgroup", few):
+        assert main(["data", *words.split()]) == 0
     names = {"emoji": "wds_emoji", "groups": "wds_groups", "base": "few/base", "novel": "few/novel"}
     return {name: f"wds:{root}/{folder}" for name, folder in names.items()}
 
@@ -98,28 +96,34 @@ def write_coco(root: Path) -> str:
 def write_labels(root: Path) -> Path:
     """A package eccv_caption with labels of these captions, and instances.json; the folder that holds both."""
     rng = np.random.default_rng(0)
-    package = root / "eccv_caption"
-    (package / "data").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
+    (root / "eccv_caption" / "data").mkdir(parents=True)
+    (root / "eccv_caption" / "__init__.py").write_text("")
     rows = [row for row in range(COCO_IMAGES + 1) if row != 2]  # one is of the training split
     own = {400 - row: list(range(row * COCO_CAPTIONS, (row + 1) * COCO_CAPTIONS)) for row in rows}
+    write_label_files(root / "eccv_caption" / "data", own, rng)
+    shown = [{"image_id": image, "category_id": int(kind)} for image in own for kind in rng.choice(6, 2, replace=False)]
+    kinds = [{"id": kind, "name": f"kind {kind}"} for kind in range(80)]
+    instances = {"images": [{"id": image} for image in own], "annotations": shown, "categories": kinds}
+    (root / "instances.json").write_text(json.dumps(instances))
+    return root
+
+
+def write_label_files(folder: Path, own: dict[int, list[int]], rng: np.random.Generator, *beyond: int) -> list[int]:
+    """The package's files by the captions of each image: CxC beyond COCO, ECCV for some queries, one-sided.
+
+    beyond: matches that are in no split. The captions, in the order of the split.
+    """
     captions = [caption for some in own.values() for caption in some]
     cxc = {image: sorted({*some, *rng.choice(captions, 3).tolist()}) for image, some in own.items()}
     eccv = {image: sorted({*own[image], *rng.choice(captions, 12).tolist()}) for image in list(own)[::3]}
+    eccv[next(iter(own))].extend(beyond)
     back = {caption: sorted(set(rng.choice(list(own), 4).tolist())) for caption in captions[::7]}
     tables = {"original": (own, inverted(own)), "cxc": (cxc, inverted(cxc)), "eccv": (eccv, back)}
     for name, (i2t, t2i) in tables.items():
-        (package / "data" / f"{name}_image_to_caption.json").write_text(json.dumps(i2t))
-        (package / "data" / f"{name}_caption_to_image.json").write_text(json.dumps(t2i))
-    np.save(package / "data/coco_test_ids.npy", np.array(captions))
-    shown = [{"image_id": image, "category_id": int(kind)} for image in own for kind in rng.choice(6, 2, replace=False)]
-    instances = {
-        "images": [{"id": image} for image in own],
-        "annotations": shown,
-        "categories": [{"id": kind, "name": f"kind {kind}"} for kind in range(80)],
-    }
-    (root / "instances.json").write_text(json.dumps(instances))
-    return root
+        (folder / f"{name}_image_to_caption.json").write_text(json.dumps(i2t))
+        (folder / f"{name}_caption_to_image.json").write_text(json.dumps(t2i))
+    np.save(folder / "coco_test_ids.npy", np.array(captions))
+    return captions
 
 
 def inverted(table: dict[int, list[int]]) -> dict[int, list[int]]:

@@ -61,7 +61,6 @@ def picture(number: int, kind: str = "PNG", size: int = 24) -> bytes:
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    """Pixels (H, W, 3) as a file."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind)
     return out.getvalue()
@@ -95,6 +94,21 @@ def write_shards(folder: Path, samples: Sequence[tuple[str, dict[str, bytes]]], 
     return folder
 
 
+def read_split(folder: Path) -> list[dict[str, bytes]]:
+    """The samples of all shards, suffix -> bytes, by nothing but tarfile."""
+    samples: dict[str, dict[str, bytes]] = {}
+    for number in range(int((folder / "nshards.txt").read_text())):
+        with tarfile.open(folder / f"{number}.tar") as tar:
+            for member in tar:
+                key, suffix = member.name.split(".")
+                samples.setdefault(key, {})[suffix] = tar.extractfile(member).read()
+    return list(samples.values())
+
+
+def picture_of(sample: dict[str, bytes]) -> bytes:
+    return next(data for suffix, data in sample.items() if suffix in ("png", "jpg", "jpeg", "webp"))
+
+
 def write_classes(root: Path, classes: Sequence[str] = CLASSES, templates: Sequence[str] = TEMPLATES) -> None:
     """classnames.txt and zeroshot_classification_templates.txt."""
     root.mkdir(parents=True, exist_ok=True)
@@ -110,6 +124,7 @@ def wds_classification(
     columns: Sequence[int] = (),
     shards: int = 2,
     seed: int = 0,
+    split: str = "test",
 ) -> Path:
     """A class per image; columns: how many values each column of the metadata (.npy) has, none without."""
     write_classes(root, classes, templates)
@@ -121,7 +136,7 @@ def wds_classification(
         if columns:
             members["npy"] = array([rng.integers(count) for count in columns])
         samples.append((f"s{i:07d}", members))
-    write_shards(root / "test", samples, shards)
+    write_shards(root / split, samples, shards)
     return root
 
 
@@ -152,10 +167,8 @@ def wds_retrieval(root: Path, images: int = 12, captions: int = 3, shards: int =
     root.mkdir(parents=True, exist_ok=True)
     (root / "dataset_type.txt").write_text("retrieval\n")
     rng = np.random.default_rng(seed)
-    samples = []
-    for i in range(images):
-        text = "\n".join(sentences(rng, i, captions)).encode()
-        samples.append((f"s{i:07d}", {"jpeg": picture(i, "JPEG"), "txt": text}))
+    texts = ["\n".join(sentences(rng, i, captions)).encode() for i in range(images)]
+    samples = [(f"s{i:07d}", {"jpeg": picture(i, "JPEG"), "txt": text}) for i, text in enumerate(texts)]
     write_shards(root / "test", samples, shards)
     return root
 
@@ -172,19 +185,19 @@ def class_folders(root: Path, folders: Sequence[str], images: int = 2, suffix: s
 
 def karpathy(root: Path, images: int = 6, captions: int = 5, dataset: str = "coco") -> tuple[Path, Path]:
     """(annotations, image folder) of COCO or Flickr30k: `images` of the split test, one of train."""
-    rng = np.random.default_rng(5)
-    records, sentence = [], 0
+    rng, records = np.random.default_rng(5), []
     for i in range(images + 1):
-        texts = sentences(rng, i, captions)
-        record: dict = {"imgid": i, "split": "train" if i == 2 else "test", "sentids": [], "sentences": []}
+        ids = list(range(i * captions, (i + 1) * captions))
+        texts = zip(ids, sentences(rng, i, captions))
+        record: dict = {
+            "imgid": i,
+            "split": "train" if i == 2 else "test",
+            "sentids": ids,
+            "filename": f"{1000 + i}.jpg",
+        }
+        record["sentences"] = [{"raw": x, "tokens": x.split(), "imgid": i, "sentid": number} for number, x in texts]
         if dataset == "coco":
             record |= {"filepath": "val2014", "filename": f"COCO_val2014_{400 - i:012d}.jpg", "cocoid": 400 - i}
-        else:
-            record["filename"] = f"{1000 + i}.jpg"
-        for text in texts:
-            record["sentids"].append(sentence)
-            record["sentences"].append({"raw": text, "tokens": text.split(), "imgid": i, "sentid": sentence})
-            sentence += 1
         path = root / "images" / record.get("filepath", "") / record["filename"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture(i, "JPEG"))
@@ -197,14 +210,13 @@ def karpathy(root: Path, images: int = 6, captions: int = 5, dataset: str = "coc
 def pack(folder: Path, name: str, files: dict[str, bytes], packed: bool) -> None:
     """`name.zip` with a folder of that name, or the folder itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    if packed:
-        with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
-            for file, data in files.items():
-                archive.writestr(f"{name}/{file}", data)
-        return
-    (folder / name).mkdir(exist_ok=True)
-    for file, data in files.items():
-        (folder / name / file).write_bytes(data)
+    with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+        for file, data in files.items():
+            archive.writestr(f"{name}/{file}", data)
+    if not packed:
+        with zipfile.ZipFile(folder / f"{name}.zip") as archive:
+            archive.extractall(folder)
+        (folder / f"{name}.zip").unlink()
 
 
 def write_table(path: Path, rows: Sequence[dict]) -> None:
@@ -217,15 +229,13 @@ def write_table(path: Path, rows: Sequence[dict]) -> None:
 
 def caption_table(root: Path, dataset: str = "flickr", images: int = 5, packed: bool = True) -> Path:
     """DataComp's Flickr30k 1K (dataset "flickr") or COCO 5K ("coco") as the hub has them."""
-    table, name = {
-        "flickr": ("test_1k_flickr.csv", "images_flickr_1k_test"),
-        "coco": ("test_5k_mscoco_2014.csv", "images_mscoco_2014_5k_test"),
-    }[dataset]
+    tables = {"flickr": "test_1k_flickr.csv", "coco": "test_5k_mscoco_2014.csv"}
+    names = {"flickr": "images_flickr_1k_test", "coco": "images_mscoco_2014_5k_test"}
     rng = np.random.default_rng(6)
     files = {f"{2000 + i}.jpg": picture(i, "JPEG") for i in range(images)}
-    pack(root, name, files, packed)
+    pack(root, names[dataset], files, packed)
     rows = [{"raw": sentences(rng, i, 5), "split": "test", "filename": file} for i, file in enumerate(files)]
-    write_table(root / table, rows)
+    write_table(root / tables[dataset], rows)
     return root
 
 
@@ -237,17 +247,9 @@ def winogavil(root: Path, sizes: Sequence[int] = (5, 6, 10, 12, 12), packed: boo
     rows = []
     for number, size in enumerate(sizes):
         candidates = rng.choice(words, size, replace=False).tolist()
-        true = candidates[: 2 + number % 3]
-        rows.append(
-            {
-                "ID": number,
-                "cue": ("Ocean", "music", "Egypt", "run", "tree")[number % 5],
-                "candidates": candidates,
-                "associations": true,
-                "num_associations": len(true),
-                "num_candidates": size,
-            }
-        )
+        true, cue = candidates[: 2 + number % 3], ("Ocean", "music", "Egypt", "run", "tree")[number % 5]
+        row = {"ID": number, "cue": cue, "candidates": candidates, "associations": true}
+        rows.append(row | {"num_associations": len(true), "num_candidates": size})
     write_table(root / "winogavil_dataset.csv", rows)
     return root
 

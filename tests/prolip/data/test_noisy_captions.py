@@ -6,14 +6,14 @@ import random
 from collections import Counter
 
 import pytest
-from tiny_loaders import build, epoch, gathered, same, write_csv
+from tiny_loaders import build, epoch, gathered, same
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
 from prolip.data import noisy_captions as noises
-from prolip.data.captions import CaptionSampler, caption_id
+from prolip.data.captions import caption_id
 from prolip.data.config import DataConfig
 from prolip.data.loader import join_states
-from prolip.data.noisy_captions import Slot, derange, shuffle, slots_of
+from prolip.data.noisy_captions import Slot, derange, shuffle
 from prolip.data.reading.tar import read_shard
 from prolip.data.sources import captioned_samples
 
@@ -38,17 +38,14 @@ def kept(owners, order):
 def test_as_few_as_possible_keep_their_own_of_all_permutations(size):
     for owners in itertools.product(range(3), repeat=size):
         least = min(kept(owners, order) for order in itertools.permutations(range(size)))
-        for seed in range(3):
+        for seed in range(2):
             order = derange(owners, random.Random(seed))
             assert sorted(order) == list(range(size)) and kept(owners, order) == least
-
-
-def test_any_derangement_of_three_is_as_likely_as_the_other():
     found = Counter(tuple(derange("abc", random.Random(seed))) for seed in range(400))
     assert found.keys() == {(1, 2, 0), (2, 0, 1)} and min(found.values()) > 150
 
 
-@pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("ratio", [0.2, 1.0])
 def test_a_share_of_each_field_is_shuffled_among_itself(ratio):
     owners = [number // 5 for number in range(100)]
     given = slots(owners) + slots(owners[:30], "name")
@@ -62,16 +59,6 @@ def test_a_share_of_each_field_is_shuffled_among_itself(ratio):
     assert shuffle(given, ratio, seed=4) != swaps
     # images do not just change places with all of their captions
     assert len({(swap.slot.owner, swap.source.owner) for swap in swaps if swap.slot.field == "txt"}) > 20 * ratio
-
-
-def test_slots_are_the_captions_by_their_place_in_lists():
-    raw = {"__key__": "a", "txt": b" plain ", "json": {"name": "N", "keywords": ["x", " ", "z"], "group": "G"}}
-    found = slots_of(raw, (2, "a"), CaptionSampler.parse("keywords,txt,missing"))
-    assert found == [
-        Slot((2, "a"), "keywords", 0, "x"),
-        Slot((2, "a"), "keywords", 2, "z"),
-        Slot((2, "a"), "txt", 0, "plain"),
-    ]
 
 
 def noisy_captions(folder, noise):
@@ -90,10 +77,9 @@ def noisy_captions(folder, noise):
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_gives_the_captions_that_are_written_down(folder, tmp_path, workers):
+def test_the_loader_gives_the_captions_that_are_written_down(folder, tmp_path):
     settings = {"caption_sampling": FIELDS, "known_matches": True, "batch_size": 12}
-    loader = build(folder, workers=workers, transform=plain, noise_ratio=0.5, **settings)
+    loader = build(folder, workers=2, transform=plain, noise_ratio=0.5, **settings)
     assert str(loader.noise) == "30 of 60 associations (50.0%) shuffled, 30 changed text"
     loader.noise.write(tmp_path / "noise.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "noise.jsonl").read_text().splitlines()]
@@ -118,32 +104,23 @@ def test_the_loader_gives_the_captions_that_are_written_down(folder, tmp_path, w
 
 
 def test_ranks_and_workers_see_the_same_noise(folder):
+    settings = {"caption_sampling": FIELDS, "known_matches": True, "noise_ratio": 0.4}
+
     def of(ranks, workers):
-        loaders = [
-            build(
-                folder, 8 // ranks, workers, rank, ranks, caption_sampling=FIELDS, known_matches=True, noise_ratio=0.4
-            )
-            for rank in range(ranks)
-        ]
-        digests = {loader.noise.digest for loader in loaders}
+        loaders = [build(folder, 8 // ranks, workers, rank, ranks, **settings) for rank in range(ranks)]
         whole = [gathered(step) for step in zip(*(epoch(loader) for loader in loaders))]
         for loader in loaders:
             loader.close()
-        return digests, whole
+        return {loader.noise.digest for loader in loaders}, whole
 
-    one, first = of(1, 4)
-    for ranks, workers in ((2, 2), (4, 1)):
-        digests, batches = of(ranks, workers)
-        assert digests == one
-        assert len(batches) == len(first) and all(same(a, b) for a, b in zip(first, batches))
+    (one, first), (digests, batches) = of(1, 4), of(4, 1)
+    assert digests == one and len(batches) == len(first) and all(same(a, b) for a, b in zip(first, batches))
 
 
 def test_ranks_that_share_the_reading_find_what_one_finds(folder):
     whole = build(folder, noise_ratio=0.4, caption_sampling=FIELDS).noise
-    sources = [
-        build(folder, rank=rank, world_size=2, batch_size=2, noise_ratio=0.4, caption_sampling=FIELDS)
-        for rank in range(2)
-    ]
+    settings = {"batch_size": 2, "noise_ratio": 0.4, "caption_sampling": FIELDS}
+    sources = [build(folder, rank=rank, world_size=2, **settings) for rank in range(2)]
     answers = []
 
     def gather(value, work):  # what the other rank says is computed here, as it would be there
@@ -162,23 +139,26 @@ def test_ranks_that_share_the_reading_find_what_one_finds(folder):
     assert not answers[0].keys() & answers[1].keys() and answers[0].keys() | answers[1].keys() == {0, 1, 2}
 
 
-def test_every_rank_raises_what_one_of_them_met(folder):
+def test_every_rank_raises_what_one_of_them_met(folder, monkeypatch):
     loader = build(folder, noise_ratio=0.4)
     loader.gather = lambda value, work: work([value, ({}, "shard 7 is gone") if value else None])
     with pytest.raises(ValueError, match="shard 7 is gone"):
         loader.noise  # noqa: B018
+    monkeypatch.setattr(noises, "MOST", 11)
+    with pytest.raises(ValueError, match="--noise-ratio 0.5: the data has more than 11 associations"):
+        build(folder, noise_ratio=0.5).noise  # noqa: B018
+    path = folder / "1.tar"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"--noise-ratio 0.5: .*1\.tar cannot be: .*mend this shard"):
+        build(folder, noise_ratio=0.5, max_bad_fraction=1.0, train_num_samples=12, batch_size=4).noise  # noqa: B018
 
 
-def test_no_noise_is_what_it_was(folder):
+def test_no_noise_is_what_it_was_and_the_seed_of_training_has_no_say(folder):
     usual, zero = (build(folder, caption_sampling=FIELDS, **more) for more in ({}, {"noise_ratio": 0.0}))
     assert all(same(a, b) for a, b in zip(epoch(usual), epoch(zero)))
     assert zero.noise is None and "noise" not in zero.state_dict() and zero.state_dict() == usual.state_dict()
-
-
-def test_the_seed_of_training_has_no_say(folder):
     one, other = (build(folder, noise_ratio=0.5, seed=seed).noise for seed in (0, 1))
-    assert one == other
-    assert build(folder, noise_ratio=0.5, noise_seed=1).noise != one
+    assert one == other != build(folder, noise_ratio=0.5, noise_seed=1).noise
 
 
 def test_selected_samples_exchange_captions_among_themselves_alone(folder):
@@ -205,22 +185,8 @@ def test_equal_keys_of_several_shards_are_several_samples(tmp_path):
     assert len({swap.slot.owner for swap in loader.noise.swaps}) == 8
 
 
-def test_a_csv_is_shuffled_by_its_rows(tmp_path):
-    settings = {"batch_size": 10, "caption_sampling": "txt,name", "known_matches": True, "transform": plain}
-    loader = build(write_csv(tmp_path, 10), noise_ratio=0.4, **settings)
-    assert str(loader.noise) == "8 of 20 associations (40.0%) shuffled, 8 changed text"
-    given = {(swap.slot.owner[1], swap.slot.field): swap.source.text for swap in loader.noise.swaps}
-    (batch,) = epoch(loader)
-    for key, ids in zip(batch["key"], batch["caption_ids"]):
-        number = int(key.rpartition("/")[2].removesuffix(".png"))
-        texts = {given.get((key, "txt"), f"caption {number}"), given.get((key, "name"), f"name {number}")}
-        assert set(ids.tolist()) == {caption_id(text) for text in texts}
-    assert same(epoch(loader)[0], batch)  # rows are not changed in their place
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_goes_on_with_its_noise(folder, workers):
-    settings = {"batch_size": 4, "workers": workers, "caption_sampling": FIELDS, "noise_ratio": 0.5}
+def test_a_run_goes_on_with_its_noise(folder):
+    settings = {"batch_size": 4, "workers": 2, "caption_sampling": FIELDS, "noise_ratio": 0.5}
     loader = build(folder, **settings)
     loader.set_epoch(1)
     batches, states = [], []
@@ -243,19 +209,12 @@ def test_a_run_goes_on_with_its_noise(folder, workers):
 
 def test_what_is_looked_at_when_training_ends_has_the_same_captions(folder):
     settings = {"caption_sampling": FIELDS, "noise_ratio": 0.5}
-    loader = build(folder, **settings)
-    wanted = noisy_captions(folder, loader.noise)
+    noise = build(folder, **settings).noise
+    wanted = noisy_captions(folder, noise)
     config = DataConfig(train_data=str(folder), workers=0, batch_size=4, **settings)
-    for noise in (None, loader.noise):
-        found = {one.key: set(one.chances) for one in captioned_samples(config, plain, 12, noise=noise)}
+    for given in (None, noise):
+        found = {one.key: set(one.chances) for one in captioned_samples(config, plain, 12, noise=given)}
         assert found == {key: {text for texts in fields.values() for text in texts} for key, fields in wanted.items()}
-
-
-def test_samples_that_cannot_be_used_have_no_part_in_it(tmp_path):
-    rows = [(f"g{i}", members(i)) for i in range(6)]
-    write_tar(tmp_path / "a.tar", [*rows, ("no_image", {"txt": b"x"}), ("no_text", {"png": png()})])
-    noise = build(tmp_path, noise_ratio=1.0, max_bad_fraction=0.5).noise
-    assert noise.slots == 6 and {swap.slot.owner[1] for swap in noise.swaps} == {key for key, _ in rows}
 
 
 def test_a_caption_that_is_another_now_is_a_fault(folder):
@@ -264,34 +223,3 @@ def test_a_caption_that_is_another_now_is_a_fault(folder):
     write_tar(folder / "0.tar", [(f"s{i:03d}", members(i) | ({"txt": b"new"} if i < 2 else {})) for i in range(5)])
     epoch(loader)
     assert loader.faults()["changed caption"] >= 1
-
-
-def test_a_shard_that_is_cut_is_refused_by_name(folder):
-    path = folder / "1.tar"
-    path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"--noise-ratio 0.5: .*1\.tar cannot be: .*mend this shard"):
-        build(folder, noise_ratio=0.5, max_bad_fraction=1.0, train_num_samples=12, batch_size=4).noise  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"noise_ratio": 1.5}, "--noise-ratio 1.5: give a number of at least 0 and at most 1"),
-        ({"noise_ratio": -0.1}, "--noise-ratio -0.1"),
-        ({"noise_ratio": float("nan")}, "--noise-ratio nan"),
-        ({"noise_ratio": 0.2, "noise_seed": -1}, "--noise-seed -1: give a number of at least 0"),
-        ({"noise_ratio": 0.2, "dataset_resampled": True}, "--noise-ratio 0.2: --dataset-resampled .* leave one"),
-        ({"noise_ratio": 0.2, "dataset_type": "synthetic"}, "synthetic data has no captions"),
-        ({"noise_ratio": 0.2, "captions": 0}, "reads no captions"),
-        ({"noise_ratio": 0.2, "unpaired": True}, "pairs no image with its own"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        DataConfig(train_data="d.tar", **settings)
-
-
-def test_more_than_memory_holds_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(noises, "MOST", 11)
-    with pytest.raises(ValueError, match="--noise-ratio 0.5: the data has more than 11 associations"):
-        build(folder, noise_ratio=0.5).noise  # noqa: B018

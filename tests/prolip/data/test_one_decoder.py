@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from clip_benchmark.datasets import builder
-from generated_pictures import WAYS, generated, meant
+from generated_pictures import generated, meant
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from PIL import __version__ as pillow_version
@@ -74,7 +75,7 @@ def evaluation_and_benchmark(root):
 
 @new_pillow
 def test_every_mode_and_format_gives_the_same_pixels_through_every_door(tmp_path):
-    pictures = [picture for picture in generated(0, len(WAYS)) if picture.format is not None]
+    pictures = [picture for picture in generated() if picture.format is not None]
     files = [tmp_path / f"p{number:04d}.png" for number in range(len(pictures))]  # the bytes decide
     for path, picture in zip(files, pictures):
         path.write_bytes(picture.data)
@@ -96,7 +97,7 @@ def test_transforms_take_every_mode_as_its_rgb():
     torch.manual_seed(0)
     _, train, evaluation = prolip.create_model_and_transforms("ProLIP-ViT-test")
     plain = image_transform_v2(PreprocessCfg(**prolip.create_model("ProLIP-ViT-test").visual.preprocess_cfg), False)
-    for picture in generated(0, len(WAYS)):
+    for picture in generated():
         data = None if picture.format is None else picture.data
         image = picture.image if data is None else Image.open(io.BytesIO(data))
         rgb = prolip.open_image(image.copy())
@@ -124,18 +125,11 @@ def opens_files(node: ast.AST) -> bool:
 
 
 def test_nothing_else_in_the_code_opens_images():
-    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-    found = [path for path, tree in trees.items() if any(map(opens_files, ast.walk(tree)))]
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    near = [
+        path
+        for path, text in texts.items()
+        if re.search(r"convert\(|imread|read_image|Handler|pil_loader|open\(", text)
+    ]
+    found = [path for path in near if any(map(opens_files, ast.walk(ast.parse(texts[path]))))]
     assert found == [SOURCE / "prolip" / "data" / "images.py"]
-
-
-def test_of_several_images_of_a_sample_every_door_takes_the_same(tmp_path):
-    red, blue = (io.BytesIO(), io.BytesIO())
-    (
-        Image.new("RGB", (40, 40), (250, 0, 0)).save(red, "JPEG"),
-        Image.new("RGB", (40, 40), (0, 0, 250)).save(blue, "WEBP"),
-    )
-    members = (("jpg", red.getvalue()), ("webp", blue.getvalue()))
-    for order in (members, members[::-1]):
-        for images in evaluation_and_benchmark(wds_folder(tmp_path, [("a", dict(order))])):
-            assert [np.asarray(image)[0, 0].argmax() for image in images] == [0]

@@ -11,15 +11,12 @@ import pytest
 import torch
 from faulty_servers import FaultyServer
 from PIL import Image
-from tiny_loaders import read_csv
 
 import prolip
 from prolip.cli.command import parser_of
 from prolip.cli.curate import reader
 from prolip.cli.main import find
-from prolip.data.faults import SampleFault
 from prolip.data.reading import remote as hosts
-from prolip.data.reading.tables import TableColumns
 from prolip.gaussian import Gaussian
 from prolip.search.query import embed, read_queries
 
@@ -36,46 +33,20 @@ def server():
 def test_public_addresses_are_those_of_the_internet_alone():
     for address in ("93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"):
         assert hosts.is_public(address), address
-    for address in (
-        "127.0.0.1",
-        "10.0.0.1",
-        "172.16.0.1",
-        "192.168.1.1",
-        "169.254.169.254",
-        "100.64.0.1",
-        "0.0.0.0",
-        "224.0.0.1",
-        "239.1.1.1",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::1",
-        "::",
-        "fe80::1%eth0",
-        "fc00::1",
-        "fec0::1",
-        "ff02::1",
-        "::ffff:127.0.0.1",
-        "::ffff:a00:1",
-        "64:ff9b::7f00:1",
-        "2002:7f00:1::",
-    ):
-        assert not hosts.is_public(address), address
+    private = (
+        "127.0.0.1 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 239.1.1.1 240.0.0.1 "
+    )
+    private += "255.255.255.255 ::1 :: fe80::1%eth0 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:a00:1 "
+    private += "64:ff9b::7f00:1 2002:7f00:1::"
+    assert not any(map(hosts.is_public, private.split()))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "127.1", "[::ffff:127.0.0.1]"])
-def test_a_host_that_is_not_public_is_asked_for_nothing(server, host):
+def test_a_host_that_is_not_public_is_asked_for_nothing_by_itself_or_a_proxy(server, monkeypatch):
     port = server.server_address[1]
-    for scheme in ("http", "https"):
-        with pytest.raises(OSError, match=f"{scheme}://.* is at .*127.* not public.*--allow-private-hosts"):
-            prolip.open_image(f"{scheme}://{host}:{port}/ok/a.png", public_only=True)
-    assert not server.seen
-
-
-def test_a_trusted_address_may_be_anywhere(server):
-    assert prolip.open_image(server.url("ok", "a.png")).size == (3, 2)
-
-
-def test_a_proxy_of_the_environment_is_not_asked_in_place_of_a_host(server, monkeypatch):
+    for host in ("127.0.0.1", "localhost", "2130706433", "127.1", "[::ffff:127.0.0.1]"):
+        for scheme in ("http", "https"):
+            with pytest.raises(OSError, match=f"{scheme}://.* is at .*127.* not public.*--allow-private-hosts"):
+                prolip.open_image(f"{scheme}://{host}:{port}/ok/a.png", public_only=True)
     monkeypatch.setenv("http_proxy", server.url("ok", "a.png"))
     with pytest.raises(OSError, match="--allow-private-hosts"):
         prolip.open_image("http://127.0.0.2/a.png", public_only=True)
@@ -95,6 +66,7 @@ def test_every_redirect_is_looked_at(server, monkeypatch):
                 prolip.open_image(server.url("moved", "a.png"), public_only=public_only)
     server.target = server.url("ok", "a.png")
     assert prolip.open_image(server.url("moved", "a.png"), public_only=True).size == (3, 2)
+    assert prolip.open_image(server.url("ok", "a.png")).size == (3, 2)
 
 
 def test_a_name_that_resolves_to_another_address_the_second_time_is_sent_nothing(server, monkeypatch):
@@ -131,11 +103,3 @@ def test_shards_that_tables_of_scores_name_are_public_unless_others_are_allowed(
         parse = parser_of(command).parse_strictly
         assert reader(parse(rest)).policy.public_only
         assert not reader(parse([*rest, "--allow-private-hosts"])).policy.public_only
-
-
-def test_an_address_in_a_cell_of_a_csv_is_a_missing_file(server, tmp_path):
-    (tmp_path / "a.csv").write_text(f"filepath,title\n{server.url('ok', 'a.png')},red\n")
-    rows = read_csv(str(tmp_path / "a.csv"), TableColumns("filepath", "title"), ",")
-    with pytest.raises(SampleFault, match="missing image"):
-        rows(0)
-    assert not server.seen

@@ -1,3 +1,5 @@
+"""A sample as bytes, or generated: its picture and captions by seed, epoch, key and occurrence, and its faults."""
+
 import io
 import random
 
@@ -10,7 +12,8 @@ from tiny_tars import members, noisy, png
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.captions import CaptionSampler, caption_id
 from prolip.data.faults import SampleFault
-from prolip.data.samples import Decoder, Row, decode_image, preserved_rng, seed_rng
+from prolip.data.loader import DataConfig, build_loader
+from prolip.data.samples import Decoder, Row, SyntheticDecoder, decode_image, preserved_rng, seed_rng
 
 
 def saved(image, kind="PNG", **options):
@@ -20,12 +23,6 @@ def saved(image, kind="PNG", **options):
 
 
 CUT_JPEG = saved(Image.new("RGB", (64, 64)), "JPEG")[:-200]
-
-
-@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", png()[:60], CUT_JPEG])
-def test_broken_and_cut_images_are_faults(data):
-    with pytest.raises(SampleFault, match="bad image"):
-        decode_image(data)
 
 
 def decode(raw, epoch=0, occurrence=0, **settings):
@@ -79,16 +76,12 @@ def test_augmentation_and_caption_follow_seed_epoch_key_and_occurrence_only():
     seed_rng(99)
     again = decode(members(1), captions=sampler)
     assert torch.equal(first.image, again.image) and first.text == again.text
+    assert torch.equal(first.image, decode(members(1), captions=CaptionSampler.parse("name,txt")).image)
     for change in ({"epoch": 1}, {"occurrence": 1}, {"seed": 1}):
         assert not torch.equal(first.image, decode(members(1), captions=sampler, **change).image)
     assert not torch.equal(first.image, decode({**members(1), "__key__": "other"}, captions=sampler).image)
     drawn = {decode(members(1), epoch=epoch, captions=sampler).text for epoch in range(30)}
     assert drawn == {"word 1 0", "word 1 1", "word 1 2"}
-
-
-def test_how_captions_are_drawn_does_not_change_the_augmentation():
-    one, other = (decode(members(1), captions=CaptionSampler.parse(fields)) for fields in ("txt", "keywords,name"))
-    assert torch.equal(one.image, other.image)
 
 
 def test_global_generators_come_back_as_they_were():
@@ -130,15 +123,46 @@ def test_boxes_follow_seed_epoch_key_and_occurrence_and_leave_the_global_generat
     assert first.dtype == torch.uint8 and torch.equal(first, cropped(photo(), dct_scaled))
     for change in ({"seed": 1}, {"epoch": 1}, {"occurrence": 1}, {"key": "l"}):
         assert not torch.equal(first, cropped(photo(), dct_scaled, **change))
+    for data in (b"", b"<html>no</html>", png()[:60], CUT_JPEG, b"\xff\xd8\xff", photo()[:-300]):
+        for decoder in (decode_image, lambda data: cropped(data, dct_scaled)):
+            with pytest.raises(SampleFault, match="bad image"):
+                decoder(data)
+    for width, height in ((1, 1), (1, 40), (300, 1)):  # slivers are stretched, as by OpenCLIP's crop
+        assert cropped(photo(width, height), dct_scaled).shape == (3, 16, 16)
 
 
-@pytest.mark.parametrize("dct_scaled", [False, True])
-@pytest.mark.parametrize("data", [b"", b"<html>no</html>", png()[:60], CUT_JPEG, b"\xff\xd8\xff", photo()[:-300]])
-def test_files_that_are_cropped_as_they_are_opened_have_the_same_faults(data, dct_scaled):
-    with pytest.raises(SampleFault, match="bad image"):
-        cropped(data, dct_scaled)
+# --- generated -------------------------------------------------------------------------------------------------------
+def generated(index, seed=0, captions=1):
+    return SyntheticDecoder(16, 12, seed, captions)(Row({"__key__": "k", "index": index}, 0), 0)
 
 
-@pytest.mark.parametrize("width, height", [(1, 1), (1, 40), (300, 1)])
-def test_slivers_are_stretched_as_by_openclips_crop(width, height):
-    assert cropped(photo(width, height)).shape == (3, 16, 16)
+def test_synthetic_samples_are_normal_noise_and_small_ids_by_seed_and_number():
+    images = torch.stack([generated(index).image for index in range(80)])
+    assert images.shape == (80, 3, 16, 16) and images.dtype == torch.float32
+    assert abs(images.mean()) < 0.05 and abs(images.std() - 1) < 0.05
+    distances = torch.cdist(images.flatten(1), images.flatten(1)) + 100 * torch.eye(80)
+    assert distances.min() > 20  # independent unit noise of 768 values: about 39
+    for index in range(50):
+        text = generated(index).text
+        length = int((text > 0).sum())
+        assert text.shape == (12,) and text.dtype == torch.int64 and 1 <= length <= 12
+        assert (text[:length] > 0).all() and (text[:length] < 1000).all() and (text[length:] == 0).all()
+    assert torch.equal(generated(5).image, images[5]) and not torch.equal(generated(5, seed=1).image, images[5])
+    several, none = (generated(3, captions=count).text for count in (2, 0))
+    assert several.shape == (2, 12) and torch.equal(several[0], generated(3).text) and none == ()
+
+
+def test_a_synthetic_loader_needs_neither_files_nor_tokenizer_and_goes_on_where_it_stood():
+    config = DataConfig(dataset_type="synthetic", train_num_samples=22, batch_size=4, workers=0)
+
+    def build(**place):
+        return build_loader(config, None, None, image_size=(8, 12), context_length=7, **place)
+
+    batches = list(build(world_size=2, rank=1))
+    assert len(batches) == 3 and batches[0]["key"] == [f"synthetic-{i}" for i in (1, 3, 5, 7)]
+    assert batches[0]["image"].shape == (4, 3, 8, 12) and batches[0]["text"].shape == (4, 7)
+    whole, first, second = [batch["key"] for batch in build()], build(), build()
+    begun = iter(first)
+    assert [next(begun)["key"] for _ in range(3)] == whole[:3]
+    second.load_state_dict(first.state_dict())
+    assert [batch["key"] for batch in second] == whole[3:]

@@ -25,7 +25,7 @@ from prolip.corpora.emoji import corpus as corpus_data
 from prolip.corpora.emoji import export as emoji
 from prolip.corpora.emoji.evaluate import evaluate_corpus as evaluate_corpus
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
+from prolip.evaluation.datasets.published import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import TaskResult, compare_results, compute_features, evaluate_dataset

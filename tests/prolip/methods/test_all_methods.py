@@ -16,7 +16,7 @@ from method_checks import assert_close, gradients
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip
-from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
+from prolip.data.augment.affine import AugmentConfig, DeviceAugment
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.tokens import TokenAugment
 from prolip.embeddings import UnpairedEmbeddings
@@ -237,7 +237,7 @@ def test_every_use_in_a_step_has_a_stream_of_its_own_and_the_rows_and_step_of_th
         if kind == "device"
         else ColourJitter(ColourConfig(greyscale_prob=0.5), (0.5,) * 3, (0.3,) * 3, draws=draws)
     )
-    augment.cutout = Cutout(0.5)
+    augment.cutout = AugmentConfig(cutout=0.5)
     augment(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), 6)
     tokens = TokenAugment((0.3, 0.1, 0.1), torch.ones(50, dtype=torch.bool), mask_id=49, pad_id=0, draws=draws)
     batch = make_batch()

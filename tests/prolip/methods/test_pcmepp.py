@@ -20,7 +20,7 @@ from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.accumulate import accumulate_backward, split_batch
 from prolip.methods.base import RECALL, Context
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
-from prolip.random import uniform_rows
+from prolip.random import Draws, Stream
 from training.main import main
 
 DOUBLE = torch.float64
@@ -238,7 +238,7 @@ def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
     assert not torch.equal(one, other) and not torch.equal(one, plain) and torch.equal(one, same)
     with pytest.raises(ValueError, match=r"call objective\.prepare"):
         objective.embed(batch)
-    valid = head.some_of(torch.zeros(4000, 20, 1), None, uniform_rows(5, torch.arange(4000), 21))
+    valid = head.some_of(torch.zeros(4000, 20, 1), None, Draws().uniform(Stream.IMAGE_SIZE, 5, torch.arange(4000), 21))
     lost = (~valid).float().mean(1)
     assert valid[:, 0].all() and (lost == 0).float().mean() == pytest.approx(0.5, abs=0.05)
     assert lost[lost > 0].mean() == pytest.approx(0.5 * 0.75 * 19 / 20, abs=0.03)  # s times the mean of u in (s, 1)

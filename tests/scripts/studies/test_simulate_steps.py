@@ -11,8 +11,7 @@ from prolip.cli.command import RENAMED
 from prolip.cli.main import main
 from prolip.data.config import chunks_ahead
 from prolip.plan.config import PlanConfig
-from prolip.plan.hardware import build_cluster
-from prolip.plan.models import count_of_run
+from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import feed, pairs, step_times
 from studies.scaling import simulate_steps
 from studies.scaling.simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate

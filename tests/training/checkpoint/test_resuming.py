@@ -8,7 +8,6 @@ import resource
 import signal
 import threading
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from training_runs import batches, make, metrics, words
 from drawings import SHARDS as DRAWINGS
 from prolip.utils.flags import FlagError
 from training.checkpoint.reader import list_steps, load_checkpoint
-from training.checkpoint.resume import changed_settings, claim
+from training.checkpoint.resume import claim
 from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.state_dict import fit_optimizer, restore, save
 from training.checkpoint.storage import Storage
@@ -45,12 +44,6 @@ def steps_in(place: Path) -> list[int]:
 
 
 # --- which checkpoints are the run's ---------------------------------------------------------------------------------
-def test_a_damaged_newest_checkpoint_is_not_one_that_good_ones_are_deleted_for(tmp_path):
-    folder = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3) / "checkpoints"
-    (folder / "step_9.pt").write_bytes((folder / "step_9.pt").read_bytes()[:500])
-    start(tmp_path, "run", "--max-steps", 8, "--save-every-steps", 1, "--keep-checkpoints", 1, "--resume", "latest")
-    assert steps_in(folder) == [8] and load_checkpoint(folder / "step_8.pt")["step"] == 8
-    assert (folder / "superseded_step_9.pt").stat().st_size == 500
 
 
 @pytest.mark.parametrize("place", ["own", "elsewhere", "memory"])
@@ -104,19 +97,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeypatch):
-    """Not even before the first of them has written one; the run's own folder is such a place."""
-    monkeypatch.setattr("training.checkpoint.resume.lock_run_dir", partial(lock_run_dir, patience=0.1))
-    place = Storage(str(tmp_path / "c"))
-    with ExitStack() as first, ExitStack() as second:
-        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "a", place, first)
-        with pytest.raises(FlagError, match="c is being written by process"):
-            claim(RunConfig(checkpoint_dir=place.url), tmp_path / "b", place, second)
-    with ExitStack() as own:
-        place = Storage(str(tmp_path / "d"))
-        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "d", place, own)
-
-
 def test_a_store_that_does_not_answer_is_reported_in_a_line(tmp_path, monkeypatch, capsys):
     class NoCredentials(Exception):
         """Of a store's own library."""
@@ -166,29 +146,6 @@ def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
     assert "mend that, then --resume auto (with its --name) goes on" in reported.err
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
-
-
-def test_the_model_is_written_though_the_last_checkpoint_is_not(tmp_path, monkeypatch, capsys):
-    def fail(*things):
-        raise OSError("no such store")
-
-    monkeypatch.setattr(Storage, "write", fail)
-    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
-    assert "the last checkpoint was not written: no such store" in capsys.readouterr().err
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-
-
-def test_a_status_that_cannot_be_written_hides_no_error(tmp_path, monkeypatch, capsys):
-    def fail(*things, **more):
-        raise OSError("disk full")
-
-    def bug(*things):
-        monkeypatch.setattr("training.run.write_status", fail)
-        raise ValueError("the true reason")
-
-    monkeypatch.setattr("training.loop.training_step", bug)
-    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
-    assert "error: the true reason" in capsys.readouterr().err
 
 
 # --- which run it is -------------------------------------------------------------------------------------------------
@@ -251,13 +208,6 @@ def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
         assert old.shape == moments[1][name].shape
         if old.numel() > 500 and old.norm() > 0:
             assert torch.cosine_similarity(old.flatten(), moments[1][name].flatten(), dim=0) > 0.3, name
-
-
-def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
-    start(tmp_path, "run", "--max-steps", 3)
-    start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
-    text = capsys.readouterr().out
-    assert "was to take 3 steps; the cosine schedule is that of 5 from here on" in text
 
 
 class Held:
@@ -414,9 +364,3 @@ def test_moments_go_by_name_and_settings_by_the_run():
             {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5},
         ],
     }
-
-
-def test_only_what_both_configs_have_can_change():
-    old = {"method": "a", "optim": {"lr": 1, "gone": 2}, "run": {"name": "x", "seed": 1}}
-    new = {"method": "a", "optim": {"lr": 2, "new": 3}, "run": {"name": "y", "seed": 1}}
-    assert list(changed_settings(old, new)) == ["optim.lr: 1 -> 2"]

@@ -78,15 +78,6 @@ def test_a_folder_with_a_step_or_with_a_file_of_somebodys_is_refused(begun, name
         open_run_dir(begun, overwrite=False, resume=False)
 
 
-def test_a_link_is_nothing_that_a_start_writes(begun, tmp_path):
-    """Behind it there may be anything."""
-    (tmp_path / "disk").mkdir()
-    (begun / "checkpoints/.step_1.pt.host.tmp").unlink()
-    (begun / "checkpoints").rmdir()
-    (begun / "checkpoints").symlink_to(tmp_path / "disk")
-    assert not only_begun(begun)
-
-
 def test_a_run_that_was_refused_before_its_first_step_is_typed_again_without_overwrite(tmp_path, capsys):
     table = tmp_path / "data.tsv"
     for n in range(8):

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from PIL import Image
 
 from prolip.data.augment.colour import ColourJitter
 from prolip.data.augment.crops import RandomCrop
@@ -88,22 +87,6 @@ def test_augmentation_that_nobody_would_apply_is_refused():
     assert config(augment={"cutout": 0.2, "text_mask": 0.1}).augment.cutout == 0.2
     with pytest.raises(ValueError, match="text_mask, text_random and text_delete are .* more than 1 in all"):
         config(augment={"text_mask": 0.6, "text_random": 0.2, "text_delete": 0.3})
-
-
-def test_an_unknown_method_or_section_lists_the_known_ones():
-    with pytest.raises(FlagError, match="--method 'prolipp' is unknown: did you mean prolip"):
-        build_config("prolipp", {})
-    with pytest.raises(FlagError, match="no section 'optimizer': it has method, model, data"):
-        config(optimizer={})
-
-
-def test_one_seed_and_one_switch_for_known_matches():
-    made = config(run={"seed": 7}, objective={"known_matches": True})
-    assert made.data.seed == 7 and made.data.known_matches
-    with pytest.raises(FlagError, match="data.seed is not set by itself: it follows from run.seed"):
-        config(data={"seed": 1})
-    with pytest.raises(FlagError, match="data.known_matches is not set by itself: it follows from the method"):
-        config(data={"known_matches": True})
 
 
 @pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
@@ -216,17 +199,3 @@ def test_the_papers_augmentation_is_shared_by_default():
     transform, augment = parts(with_model())
     assert isinstance(transform, RandomCrop) and transform.scale == (0.8, 1.0) and not transform.dct_scaled
     assert isinstance(augment, ColourJitter) and augment.config.jitter == (0.32, 0.32, 0.32, 0.08)
-
-
-@pytest.mark.parametrize("model", [{"openclip_transform": True}, {"aug_cfg": {"use_timm": True, "scale": (0.9, 1.0)}}])
-def test_what_is_not_shared_comes_normalised_from_the_workers(model):
-    transform, augment = parts(with_model(**model))
-    assert augment is None and transform(Image.new("RGB", (40, 40))).dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    "other", [{"device_augment": True}, {"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}]
-)
-def test_scaled_decoding_is_refused_where_it_would_do_nothing(other):
-    with pytest.raises(FlagError, match="--dct-scaled-decoding is for --aug-cfg"):
-        with_model(dct_scaled_decoding=True, **other)

@@ -60,10 +60,6 @@ def test_every_kind_of_field_is_read_from_its_flag():
     assert got == want
 
 
-def test_nothing_given_leaves_the_defaults():
-    assert parse() == Example()
-
-
 def test_none_and_no_take_settings_back():
     assert parse("--train-data", "none", "--no-resampled").train_data is None
 

@@ -78,12 +78,6 @@ def test_torchrun_takes_no_flag_of_ours_for_one_of_its_own(method):
     assert taken == {}
 
 
-def test_torchrun_would_take_openclips_logs():
-    """The trap that the test before is for still exists."""
-    theirs = [word for action in get_args_parser()._actions for word in action.option_strings]
-    assert any(word.startswith("--logs") for word in theirs)
-
-
 def test_help_lists_every_flag_under_its_group(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help", "--method", "prolip"])
@@ -113,13 +107,6 @@ def test_flags_override_a_config_file_and_take_back_its_length(tmp_path):
     assert (config.method, config.run.seed, config.run.epochs, config.run.max_steps) == ("siglip", 5, None, 7)
     assert config.run.global_batch_size == 32 and config.data.workers == 2
     assert parse(["--config", str(path)]).run.epochs == 3
-
-
-def test_prefetch_is_a_whole_number_or_left_to_the_batch(capsys):
-    assert parse(["--prefetch", "8"]).data.prefetch == 8
-    assert parse(["--prefetch", "none"]).data.prefetch is parse([]).data.prefetch is None
-    assert "invalid int value: 'many'" in refused(capsys, "--prefetch", "many")
-    assert "--prefetch 0: give a number of at least 1" in refused(capsys, "--prefetch", "0")
 
 
 def test_another_method_drops_the_files_settings_of_the_old_one(tmp_path):
@@ -201,13 +188,6 @@ def test_a_taken_folder_is_refused(capsys, tmp_path):
     (tmp_path / "mine" / "checkpoints" / "step_3.pt").touch()
     words = [*TINY, "--train-data", SHARD, "--max-steps", "2", "--output", tmp_path, "--name", "mine"]
     assert "already holds a run: give another --name, --resume auto" in refused(capsys, *words)
-
-
-def test_half_a_torchrun_environment_is_refused(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    assert "start with torchrun" in refused(capsys, *TINY, "--train-data", SHARD)
 
 
 @pytest.fixture

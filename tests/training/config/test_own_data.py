@@ -143,11 +143,6 @@ def test_a_table_with_problems_is_refused_before_a_folder_is_made(tables, tmp_pa
     assert "--image-root" in said and not (tmp_path / "run").exists()
 
 
-def test_the_old_spelling_names_the_new_one(capsys):
-    assert main(["--val-tasks", "wds:x"]) == 2
-    assert "--val-tasks is not a flag here: use --val-data" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("saved", "sources"),
     [
@@ -163,12 +158,6 @@ def test_the_old_spelling_names_the_new_one(capsys):
 def test_configurations_of_earlier_versions_are_read(saved, sources):
     assert build_config("prolip", {"val": saved}).val.val_data == sources
     assert renewed(renewed({"val": dict(saved)})) == renewed({"val": dict(saved)})
-
-
-def test_synthetic_data_has_its_size_in_its_address(tmp_path):
-    config = parse([*MINE, "--train-data", "synthetic:64"])
-    assert config.data.synthetic and not config.evaluates
-    begin(tmp_path, "--train-data", "synthetic:64")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import clip_benchmark, evaluate
+from commands import evaluate
 from commands import evaluate_corpus as corpus
 from training_runs import start
 
-import prolip
 from drawings import UNSEEN, VALIDATION
 from prolip.cli.main import main as command_line
 
@@ -36,12 +35,6 @@ def without_traces(metrics: dict) -> bool:
     return not any(
         re.match("trace/|spearman/|inclusion/|recall_by_trace/|refusal/.*/(image|text|pair)/", key) for key in metrics
     )
-
-
-def test_a_saved_model_names_its_method(run):
-    config = json.loads((run / "model/config.json").read_text())
-    assert config["model_cfg"]["method_cfg"] == {"name": "siglip"}
-    assert prolip.create_model(f"local-dir:{run}/model").config["method_cfg"] == {"name": "siglip"}
 
 
 def test_the_evaluation_of_training_ranks_by_mean_and_reports_no_trace(run):
@@ -74,25 +67,3 @@ def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, ta
     with pytest.raises(SystemExit):
         evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--similarity", "elk"])
     assert "its embeddings have no variance, and 'elk' needs one" in capsys.readouterr().err
-
-
-def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
-    clip_benchmark(
-        [
-            *shlex.split(
-                f"eval --model local-dir:{run}/model --dataset wds/drawings --dataset_root "
-                f"{task.parent}/wds_{{dataset_cleaned}} --output"
-            ),
-            str(tmp_path / "{similarity}.json"),
-            "--num_workers",
-            "0",
-        ]
-    )
-    assert json.loads((tmp_path / "mean.json").read_text())["similarity"] == "mean"
-
-
-def test_the_page_says_points(run):
-    assert command_line(["report", str(run)]) == 0
-    page = (run / "report.html").read_text()
-    assert "Every image and text is a point" in page and "trace" not in page.split("<main>")[1]
-    assert not (run / "figures/trace_histogram.png").exists()

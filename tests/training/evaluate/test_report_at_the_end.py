@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from training_runs import ROOT, TINY, metrics, start
+from training_runs import ROOT, metrics, start
 
 import prolip.corpora.emoji.report.page
 from prolip.corpora.emoji import corpus as emoji
@@ -94,19 +94,6 @@ def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measur
     found = Evaluated()
     assert validation.training_pairs(embedder, found) is None
     assert found.headlines[0].startswith("warning: training rows were not measured: ")
-
-
-def test_a_run_without_a_test_set_ends_with_its_curves(tmp_path, capsys):
-    folder = start(tmp_path, "bare", "--report", "--max-steps", "3")
-    assert f"\nreport: {folder / 'report.html'}\n" in capsys.readouterr().out
-    assert (folder / "figures/learning_curves.png").is_file()
-    assert "No evaluation in this run" in (folder / "report.html").read_text()
-
-
-def test_a_run_draws_nothing_where_it_is_told_so(tmp_path, capsys):
-    folder = start(tmp_path, "none", "--max-steps", "3")
-    assert "--no-report" in TINY and not (folder / "report.html").exists()
-    assert "report" not in capsys.readouterr().out
 
 
 def fail(folder):

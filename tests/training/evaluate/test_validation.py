@@ -82,17 +82,6 @@ def test_figures_come_at_the_steps_asked_for_and_once_at_the_end(run):
     assert [row["step"] for row in metrics(run) if row["kind"] == "train"] == list(range(1, STEPS + 1))
 
 
-def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
-    folder = start(
-        tmp_path,
-        "both",
-        "--val-data",
-        sets["drawings"],
-        *shlex.split("--train-num-samples 64 --max-steps 6 --val-frequency 1 --val-every-steps 2"),
-    )
-    assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
-
-
 def test_the_last_figures_are_those_of_the_saved_models(run, sets):
     found = json.loads((run / "eval.json").read_text())
     assert found["step"] == STEPS
@@ -224,11 +213,6 @@ def test_another_split_is_that_of_tasks_that_have_splits_alone(sets, tmp_path):
     with pytest.raises(ValueError, match="no images of the split 'dev': it has test, val"):
         other = dataclasses.replace(config.val, val_split="dev")
         open_validation(dataclasses.replace(config, val=other), None, None, World())
-
-
-def test_two_sets_of_one_name_are_refused(sets):
-    with pytest.raises(FlagError, match="two test sets are called 'drawings'"):
-        make(sets, "--val-data", sets["drawings"], sets["drawings"] + "/")
 
 
 def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path):

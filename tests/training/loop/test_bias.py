@@ -124,11 +124,6 @@ def test_from_scratch_the_bias_is_that_of_the_batch_or_the_methods_own(tmp_path,
     assert f"scale 10, bias {start:.4g}\n" in capsys.readouterr().out
 
 
-def test_accumulated_micro_batches_count(tmp_path):
-    assert main(words(tmp_path, "run", "--max-steps", 1, "--warmup", 0, "--accum-freq", 3)) == 0
-    assert saved(tmp_path) == pytest.approx(-math.log(23), abs=1e-4)
-
-
 def test_a_batch_of_one_pair_is_refused_with_what_to_give(tmp_path, capsys):
     assert main(words(tmp_path, "run", "--max-steps", 2, "--batch-size", 1)) == 2
     assert "a batch of 1 has no pair that does not match: give --batch-size 2" in capsys.readouterr().err
@@ -158,10 +153,3 @@ def test_a_run_from_weights_balances_the_bias_says_and_saves_it_and_a_resumed_on
     assert "where the loss" not in text and "init_logit_bias" not in text and saved(tmp_path) == start
     went_on = load_checkpoint(newest(tmp_path / "run"))["objective"]["model.logit_bias"].item()
     assert 0 < abs(went_on - learnt["objective"]["model.logit_bias"].item()) < 0.1
-
-
-def test_none_keeps_the_bias_of_the_weights(tmp_path):
-    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-4.0), tmp_path / "weights")
-    more = ["--max-steps", 1, "--warmup", 0, "--lr", 1e-9, "--init-logit-bias", "none"]
-    assert main(words(tmp_path, "run", *more, "--model", f"local-dir:{tmp_path / 'weights'}")) == 0
-    assert prolip.create_model(f"local-dir:{tmp_path / 'run' / 'model'}").logit_bias.item() == pytest.approx(-4.0)

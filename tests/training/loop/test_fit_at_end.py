@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import evaluate_corpus
 from safetensors.torch import load_file
-from training_runs import SYNTHETIC, TINY, metrics, newest
+from training_runs import TINY, newest
 from training_runs import start as begin
 
 import prolip
@@ -87,19 +87,6 @@ def test_the_model_and_its_average_have_variances_of_their_own(runs):
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_more_ranks_fit_what_one_process_fits(tmp_path, forked, ranks):
-    """From the same weights: three ranks cannot share batches of 16, so next to nothing is learned on the way."""
-    words = [*TRAINING, "--lr", "1e-12", "--wd", "0", "--output", tmp_path]
-    for name, count in (("one", 1), ("more", ranks)):
-        size = ["--batch-size", str(12 // count), "--workers", "1", "--name", name]
-        assert forked.run(*words, *size, ranks=count) == 0, forked.err[-3000:]
-    whole = traces(tmp_path / "one/model")
-    for kind, found in traces(tmp_path / "more/model").items():
-        torch.testing.assert_close(found, whole[kind], rtol=0.01, atol=1e-6)
-
-
 def test_the_evaluation_at_the_end_ranks_by_what_was_fitted_and_says_so(runs, capsys):
     figures = json.loads((runs / "one/eval.json").read_text())
     assert figures["trace/text_spread"] > 0 and figures["refusal/names_i2t/all/aurc"] > 0
@@ -139,16 +126,6 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
     assert "warning: variances were NOT fitted: the object store is gone" in said
     assert load_file(folder / "model/model.safetensors")["match.values"].abs().sum() == 0
     assert json.loads((folder / "eval.json").read_text())["names/i2t/R@1"] >= 0
-
-
-def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
-    assert (
-        main(
-            [*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path), "--name", "synthetic"]
-        )
-        == 0
-    )
-    assert "fitted variances" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
 
 
 def drawings_as_csv(folder: Path, rows: int) -> Path:
@@ -235,18 +212,6 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
     assert "fitted variances" not in capsys.readouterr().out
     begin(tmp_path, "run", *words, "--resume", "latest", "--max-steps", "6")
     assert "fitted variances to" in capsys.readouterr().out
-
-
-def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
-    def lost(samples, encode, honest=training.hooks.embed_images, **further):
-        part = honest(samples, encode, **further)
-        part.image["mean"][0] = torch.nan
-        return part
-
-    monkeypatch.setattr("training.hooks.embed_images", lost)
-    begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
-    said = capsys.readouterr().out
-    assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
 
 
 STOPPED = """

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from training.checkpoint.run_dir import truncate_log
 from training.health.nonfinite import LossMeter, NonFiniteError
-from training.log import RunLog, Stopwatch, duration, progress_line
+from training.log import RunLog, Stopwatch, progress_line
 from training.parallel.distributed import World
 
 WORLD = World()
@@ -52,15 +52,6 @@ def test_the_step_that_is_one_too_many_is_named_with_its_first_samples_and_how_m
     assert meter.bad_steps == 4
 
 
-def test_a_bad_value_is_remembered_after_a_reading():
-    meter = LossMeter()
-    meter.add({"loss": torch.tensor(float("nan"))}, 1)
-    meter.read(WORLD)
-    meter.add({"loss": torch.tensor(1.0)}, 2)
-    with pytest.raises(NonFiniteError, match="step 1"):
-        meter.check(WORLD)
-
-
 def test_ignored_terms_may_be_infinite():
     meter = LossMeter(ignored=("grad_norm",))
     meter.add({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(float("inf"))}, 1)
@@ -96,20 +87,6 @@ def test_the_stopwatch_leaves_out_what_it_is_told_to_and_adds_what_was_before(mo
     assert watch.lap() == {"samples_per_second": 2.0, "data_wait": 0.0} and watch.elapsed() == 1050.0
 
 
-def test_adding_terms_looks_at_no_value(monkeypatch):
-    def refuse(self, *args):
-        raise AssertionError("the step waited for the device")
-
-    value = torch.tensor(1.0, requires_grad=True)
-    for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
-        monkeypatch.setattr(torch.Tensor, name, refuse)
-    meter = LossMeter()
-    for step in range(3):
-        meter.add({"loss": value * 2}, step)
-    monkeypatch.undo()
-    assert meter.read(WORLD) == {"loss": 2.0}
-
-
 def values(**more: float) -> dict[str, float]:
     return {"loss": 2.0, "ppcl": 1.5, "lr": 1e-3, "samples_per_second": 512.3, "data_wait": 0.031} | more
 
@@ -130,16 +107,6 @@ def test_the_progress_line_holds_what_a_person_looks_for():
     ):
         assert part in line
     assert "\n" not in line
-
-
-def test_a_method_without_scale_or_trace_has_a_line_too():
-    line = progress_line(values(), 1, 10, 0.1, 9, {})
-    assert "scale" not in line and "trace" not in line and "faults" not in line
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (65, "1:05"), (3600, "1:00:00"), (90061, "25:01:01")])
-def test_durations_read_like_a_clock(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_metrics_are_one_valid_object_per_line(tmp_path):
@@ -176,14 +143,6 @@ def points(folder) -> dict[str, list[tuple[int, float]]]:
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
-
-
-def test_skipped_samples_by_kind_are_curves_too(tmp_path):
-    log = RunLog(tmp_path, stream=io.StringIO())
-    log.open()
-    log.metrics(20, {"loss": 0.5, "faults": {"bad image": 3}})
-    log.close()
-    assert points(tmp_path) == {"train/loss": [(20, 0.5)], "train/faults/bad image": [(20, 3.0)]}
 
 
 def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):

@@ -91,13 +91,6 @@ def test_a_run_whose_output_dies_ends_as_an_undisturbed_one(forked, runs, whole,
         assert reported in forked.err and reported in status(run)["lost_output"]["stdout"]
 
 
-def test_a_process_that_begins_with_closed_streams_opens_no_file_in_their_place(runs, whole):
-    """A whole process of its own: what is imported opens files, of which one would be file 1."""
-    command = [sys.executable, "-m", "training.main", *map(str, words(runs, "begun"))]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    line = 'exec "$@" 0<&- >&- 2>&-'
-    assert subprocess.run(["bash", "-c", line, "bash", *command], cwd=ROOT, env=environment).returncode == 0
-    assert_same(runs / "begun", whole)
 
 
 FULL_DISK = """
@@ -313,18 +306,6 @@ if ctypes.CDLL(None).unshare(0x20000) or any(subprocess.run(["mount", *words]).r
     assert_same(run, whole)
 
 
-def test_what_a_worker_cannot_hand_on_ends_it(forked, runs):
-    """Whatever its queue's thread meets."""
-    before = """
-import multiprocessing.reduction as reduction
-def fail(*_): raise OSError(24, "Too many open files")
-import torch.multiprocessing.reductions as reductions
-reduction.DupFd = reductions.reduction.DupFd = fail
-"""
-    assert forked.run(*words(runs, "dropped"), before=before) == 2
-    first, second = forked.err.splitlines()
-    assert first == "a worker of the data loader cannot hand on its samples: OSError: [Errno 24] Too many open files"
-    assert second.startswith("error: a worker of the data loader (process ") and "ended without a word" in second
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------
@@ -374,11 +355,6 @@ def test_ranks_that_are_interrupted_go_on_bit_for_bit(runs, two, sent):
     assert_same(run, two)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_ranks_whose_output_dies_end_as_undisturbed_ones(runs, two):
-    assert launch(runs, "two-full", out="/dev/full").wait(300) == 0
-    assert_same(runs / "two-full", two)
 
 
 @pytest.mark.slow

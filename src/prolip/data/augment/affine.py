@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,7 @@ PARAMETERS += ("brightness", "contrast", "saturation", "hue", "jitter", "greysca
 
 @dataclass(kw_only=True, frozen=True)
 class AugmentConfig:
-    """Augmentation on the device; the defaults leave images and texts alone.
-
-    Fields with `always` in their metadata are for any images that the device normalises, not for this module's alone.
-    """
+    """Augmentation on the device; the defaults leave images and texts alone. `always`: of any that it normalises."""
 
     rotate: float = option(0.0, "rotate by up to this many degrees either way")
     zoom: tuple[float, float] = option((1.0, 1.0), "magnify by a factor drawn between these two (below 1 shrinks)")
@@ -56,9 +53,8 @@ class AugmentConfig:
         low, high = self.zoom
         if not 0 < low <= high:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
-        check_range(self, "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", most=1)
-        check_range(self, "shift", "cutout", "cutout_prob", "erase_prob", most=1)
-        check_range(self, "text_mask", "text_random", "text_delete", most=1)
+        shares = ("brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout")
+        check_range(self, *shares, "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete", most=1)
         check_range(self, "hue", most=0.5, remedy=" (half a turn either way)")
         if sum(self.token_shares) > 1:
             what = f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
@@ -69,54 +65,28 @@ class AugmentConfig:
         """Shares of tokens that are masked, exchanged and left out."""
         return self.text_mask, self.text_random, self.text_delete
 
-    @property
-    def warps(self) -> bool:
-        return bool(self.rotate or self.aspect or self.shift or tuple(self.zoom) != (1.0, 1.0))
-
-    @property
-    def recolours(self) -> bool:
-        return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
-
-
-class Cutout(NamedTuple):
-    """Squares of this share of an image's side, in this share of the images; the share that loses a rectangle."""
-
-    side: float = 0.0
-    prob: float = 1.0
-    erase_prob: float = 0.0
-
 
 class DeviceTransform(nn.Module):
     """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
     a square (Cutout, DeVries and Taylor 2017) or rectangle (random erasing, Zhong et al. 2020) of some images.
-
-    draws: random numbers, functions of (seed, step, global row).
     """
 
-    cutout: Cutout = Cutout()
+    cutout = AugmentConfig()  # its squares and rectangles, of any change
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(
-        self,
-        config: Any,
-        mean: Sequence[float],
-        std: Sequence[float],
-        *,
-        draws: Draws | None = None,
-        dtype: torch.dtype = torch.float32,
-    ):
+    def __init__(self, config: Any, mean: Sequence[float], std: Sequence[float], *, draws: Draws | None = None):
         super().__init__()
-        self.config, self.dtype, self.draws = config, dtype, draws or Draws()
+        self.config, self.draws = config, draws or Draws()
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, step: int) -> Tensor:
-        """images: (B, 3, H, W) uint8, the local rows of this step; returns (B, 3, H, W) of `dtype`."""
+        """images: (B, 3, H, W) uint8, the local rows of this step; returns float32."""
         if images.dtype != torch.uint8:
             raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
-        x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
-        if self.cutout.side:
+        x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std)
+        if self.cutout.cutout:
             noise = self.noise(images, 3, step, x.device, Stream.CUTOUT)
             x.masked_fill_(squares(noise, self.cutout, x.shape[2:]), 0)
         if self.cutout.erase_prob:
@@ -128,9 +98,7 @@ class DeviceTransform(nn.Module):
         """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
         raise NotImplementedError
 
-    def noise(
-        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: Stream = Stream.AUGMENT
-    ) -> Tensor:
+    def noise(self, images: Tensor, columns: int, step: int, device: Any, stream: Stream = Stream.AUGMENT) -> Tensor:
         """Uniform numbers for each local image, (B, columns), drawn on `device`."""
         return self.draws.uniform(stream, step, self.draws.rows(len(images), device), columns)
 
@@ -141,33 +109,28 @@ class DeviceAugment(DeviceTransform):
     config: AugmentConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        x = images.float().div_(255)
-        if self.config.warps or self.config.recolours:
+        x, config = images.float().div_(255), self.config
+        warps = config.rotate or config.aspect or config.shift or tuple(config.zoom) != (1.0, 1.0)
+        colours = (config.brightness, config.contrast, config.saturation, config.hue, config.greyscale_prob)
+        if warps or any(colours):
             draws = dict(zip(PARAMETERS, self.noise(images, len(PARAMETERS), step, images.device).unbind(1)))
-            if self.config.warps:
-                x = warp(x, affine_matrices(draws, self.config), self.config.fill)
-            if self.config.recolours:
-                x = recolour(x, draws, self.config)
+            x = warp(x, affine_matrices(draws, config), config.fill) if warps else x
+            x = recolour(x, draws, config) if any(colours) else x
         return x
 
 
-def squares(noise: Tensor, cutout: Cutout, size: Sequence[int]) -> Tensor:
-    """Where images are cut out, (B, 1, H, W) bool. noise: (B, 3), uniform.
-
-    A square's side is round(side * min(H, W)) pixels; its middle is any pixel, so it may reach beyond the image.
-    """
+def squares(noise: Tensor, config: AugmentConfig, size: Sequence[int]) -> Tensor:
+    """Where images are cut out, (B, 1, H, W) bool, by uniform (B, 3): around any pixel, so maybe beyond the image."""
     height, width = size
-    side = round(cutout.side * min(height, width))
+    side = round(config.cutout * min(height, width))
     on, down, right = noise.unbind(1)
     top, left = (down * height).floor() - side // 2, (right * width).floor() - side // 2
-    return on.lt(cutout.prob).view(-1, 1, 1, 1) & span(top, side, height).mT & span(left, side, width)
+    return on.lt(config.cutout_prob).view(-1, 1, 1, 1) & span(top, side, height).mT & span(left, side, width)
 
 
 def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
-    """Where images are erased, (B, 1, H, W) bool: a rectangle inside the image, its area uniform in ERASED_AREA, the
-    log of its ratio of sides uniform up to ERASED_ASPECT either way. noise: (B, 5), uniform.
-
-    A side that would reach the image's length is one pixel shorter: under 1% on square images, where timm draws again.
+    """Where images are erased, (B, 1, H, W) bool, by uniform (B, 5): a rectangle inside the image, its area uniform in
+    ERASED_AREA, the log of its ratio of sides uniform up to ERASED_ASPECT. A side ends a pixel before the image's.
     """
     on, area, aspect, down, right = noise.unbind(1)
     low, high = ERASED_AREA

@@ -1,15 +1,13 @@
 """The colour half of OpenCLIP's training augmentation on the device, for whole batches: jitter, greyscale, normalise.
 
-The distribution is that of OpenCLIP's transform, with torchvision's ColorJitter in it: each factor uniform, the four
-changes in a random order, values cut off at black and white after each, then grey at random. What differs is that
-pixels stay floats throughout, where Pillow rounds to whole levels after each change and to 256 hues.
+The distribution is that of OpenCLIP's transform, but pixels stay floats, where Pillow rounds after each change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from open_clip.transform import AugmentationCfg
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from prolip.data.augment.affine import DeviceTransform, constant, to_device
 from prolip.data.augment.crops import RandomCrop
+from prolip.utils.flags import check_range
 
 #: torchvision's weights of a grey value.
 LUMA = (0.2989, 0.587, 0.114)
@@ -24,8 +23,6 @@ LUMA = (0.2989, 0.587, 0.114)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 #: Uniform numbers of an image: four factors, four that are sorted into an order, whether to jitter, whether to grey.
 DRAWS = 10
-#: Red, green and blue on the circle of hues, in sixths of a turn.
-CENTRES = (0.0, 2.0, -2.0)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -33,7 +30,7 @@ class ColourConfig:
     """OpenCLIP's colour augmentation; the default leaves the colours alone.
 
     jitter: of brightness, contrast and saturation, factors from max(0, 1 - this) to 1 + this; of the hue, up to this
-    part of a full turn either way, at most 0.5. jitter_prob, greyscale_prob: shares of the images, independent.
+    part of a full turn either way. jitter_prob, greyscale_prob: shares of the images, independent.
     """
 
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -41,12 +38,10 @@ class ColourConfig:
     greyscale_prob: float = 0.0
 
     def __post_init__(self) -> None:
+        check_range(self, "jitter_prob", "greyscale_prob", most=1)
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
             wanted = "give four numbers from 0, brightness, contrast, saturation and hue, the last at most 0.5"
             raise ValueError(f"colour jitter is {self.jitter}: {wanted}")
-        for name in ("jitter_prob", "greyscale_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
 
     @property
     def changes(self) -> bool:
@@ -54,35 +49,27 @@ class ColourConfig:
         return bool((any(self.jitter) and self.jitter_prob) or self.greyscale_prob)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The changes of each image of a batch, on the CPU.
+class ColourPlan(NamedTuple):
+    """The changes of each image of a batch, on the CPU."""
 
-    factors: (B, 4) float32, brightness, contrast, saturation, and hue in turns. order: (B, 4) int64, a permutation of
-    0..3, the changes first to last. jittered, greyed: (B,) bool.
-    """
-
-    factors: Tensor
-    order: Tensor
-    jittered: Tensor
-    greyed: Tensor
+    factors: Tensor  # (B, 4) float32, brightness, contrast, saturation, and hue in turns
+    order: Tensor  # (B, 4) int64, a permutation of 0..3, the changes first to last
+    jittered: Tensor  # (B,) bool
+    greyed: Tensor  # (B,) bool
 
 
-def draw_plan(noise: Tensor, config: ColourConfig) -> Plan:
+def draw_plan(noise: Tensor, config: ColourConfig) -> ColourPlan:
     """(B, DRAWS) uniform numbers -> a plan, distributed as in OpenCLIP's transform."""
     wide = torch.tensor(config.jitter)
     middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
     low = torch.cat([(middle - wide)[:HUE].clamp(min=0), -wide[HUE:]])
     factors = low + (middle + wide - low) * noise[:, :4]
     order, jitter, greyscale = noise[:, 4:8].argsort(1), noise[:, 8], noise[:, 9]
-    return Plan(factors, order, jitter < config.jitter_prob, greyscale < config.greyscale_prob)
+    return ColourPlan(factors, order, jitter < config.jitter_prob, greyscale < config.greyscale_prob)
 
 
 class ColourJitter(DeviceTransform):
-    """OpenCLIP's colour augmentation of uint8 images, then normalised.
-
-    The host draws the random numbers, so the device does no needless work, and the host never waits for it.
-    """
+    """OpenCLIP's colour augmentation of uint8 images, then normalised. The host draws, and never waits for it."""
 
     config: ColourConfig
 
@@ -92,12 +79,12 @@ class ColourJitter(DeviceTransform):
         return recolour(images, draw_plan(self.noise(images, DRAWS, step, "cpu"), self.config))
 
 
-def recolour(images: Tensor, plan: Plan) -> Tensor:
+def recolour(images: Tensor, plan: ColourPlan) -> Tensor:
     """(B, 3, H, W) uint8 -> the same in [0, 1], float32, recoloured by the plan.
 
     Brightness, contrast and saturation are one formula, x -> clamp(f x + (1 - f) y) with y = 0, the image's mean grey
-    value, or each pixel's: three steps of it, for all jittered images at once, make the three in any order. Images are
-    sorted by the step before which their hue is turned: a slice for each.
+    value, or each pixel's, so three steps make them in any order. Images are sorted by the step before which their hue
+    is turned: a slice for each.
     """
     hue_at = torch.where(plan.jittered, plan.order.eq(HUE).float().argmax(1), 4)
     rows = hue_at.argsort(stable=True)
@@ -118,7 +105,10 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
         if begins[place] < ends[place]:
             x[here] = turn_hue(x[here], turns[here])
         if place < 3 and len(jittered):
-            blend_(jittered, steps[place])
+            own, by_mean, by_grey = (weight.view(-1, 1, 1, 1) for weight in steps[place].unbind(1))
+            value = grey(jittered)
+            mean = value.mean((2, 3), keepdim=True)
+            jittered.mul_(own).add_(value.mul_(by_grey).add_(mean * by_mean)).clamp_(0, 1)
     if len(greyed):
         x[greyed] = grey(x[greyed]).expand(-1, 3, -1, -1)
     return torch.empty_like(x).index_copy_(0, rows, x)
@@ -128,14 +118,6 @@ def grey(x: Tensor) -> Tensor:
     """(B, 3, H, W) -> (B, 1, H, W), torchvision's grey value."""
     red, green, blue = x.split(1, 1)
     return (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
-
-
-def blend_(x: Tensor, weights: Tensor) -> Tensor:
-    """In place x -> clamp(f x + c mean(grey(x)) + s grey(x)). x: (B, 3, H, W); weights: (B, 3), f, c and s."""
-    own, by_mean, by_grey = (weight.view(-1, 1, 1, 1) for weight in weights.unbind(1))
-    value = grey(x)
-    mean = value.mean((2, 3), keepdim=True)
-    return x.mul_(own).add_(value.mul_(by_grey).add_(mean * by_mean)).clamp_(0, 1)
 
 
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
@@ -151,28 +133,23 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     sixths = (green + blue).sub_(red).sub_(smallest).div_(chroma.clamp(min=1e-12)).add_(1)
     sixths = sixths.copysign_(green - blue).add_(6 * turns.view(-1, 1, 1, 1))
     sixths -= (sixths / 6).round_().mul_(6)
-    centres = constant(CENTRES, x.device).view(1, 3, 1, 1)
+    centres = constant((0.0, 2.0, -2.0), x.device).view(1, 3, 1, 1)
     return (sixths - centres).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1).mul_(chroma).add_(smallest)
 
 
 def split_augmentation(
     aug_cfg: Mapping[str, Any], size: int | tuple[int, int], dct_scaled: bool = False
 ) -> tuple[RandomCrop, ColourConfig] | None:
-    """(crop of a worker, colours of the device), together distributed as OpenCLIP's transform.
-
-    aug_cfg: OpenCLIP's `AugmentationCfg`; size: of the model's images. None for timm's transforms (use_timm). As in
-    OpenCLIP `color_jitter` does nothing without `color_jitter_prob`, and without use_timm `ratio`, `re_prob` and
-    `re_count` do nothing. ValueError for a jitter that is not four numbers.
-    """
+    """(crop of a worker, colours of the device), together distributed as OpenCLIP's transform; None for timm's."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in aug_cfg.items()}
     cfg = AugmentationCfg(**given)
     if cfg.use_timm:
         return None
-    colours: dict[str, Any] = {"greyscale_prob": cfg.gray_scale_prob or 0.0}
+    colours = ColourConfig(greyscale_prob=cfg.gray_scale_prob or 0.0)
     if cfg.color_jitter_prob:
         if not isinstance(cfg.color_jitter, tuple):
             what = f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}"
             raise ValueError(f"{what}: give four numbers, brightness, contrast, saturation and hue, or neither")
-        colours |= {"jitter": cfg.color_jitter, "jitter_prob": cfg.color_jitter_prob}
+        colours = replace(colours, jitter=cfg.color_jitter, jitter_prob=cfg.color_jitter_prob)
     height, width = (size, size) if isinstance(size, int) else size
-    return RandomCrop((height, width), cfg.scale, dct_scaled), ColourConfig(**colours)
+    return RandomCrop((height, width), cfg.scale, dct_scaled), colours

@@ -18,10 +18,6 @@ from prolip.data.images import decode_jpeg, decode_pixels, jpeg_size
 Box = tuple[int, int, int, int]
 #: Of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default.
 RATIO = (3 / 4, 4 / 3)
-#: Boxes that are drawn before the middle of the image is taken.
-ATTEMPTS = 10
-#: Scales at which a JPEG is decoded fast; those between are slower than the full size.
-FACTORS = (8, 4, 2)
 PILLOW = int(PIL.__version__.split(".")[0])
 
 
@@ -29,13 +25,12 @@ PILLOW = int(PIL.__version__.split(".")[0])
 class RandomCrop:
     """A random box of an image, resized: (3, *size) uint8, the colours left to `ColourJitter` on the device.
 
-    Boxes are distributed as those of OpenCLIP's transform, pixels within a level of Pillow's (`crop`). scale: range of
-    the box's share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is that many times the size
-    or more; faster, and not exact: docs/benchmarks.md has the error.
+    Boxes are distributed as those of OpenCLIP's transform, pixels within a level of Pillow's (`crop`). dct_scaled:
+    decode JPEGs at 1/2, 1/4 or 1/8 when the box is that many times the size or more; faster, and not exact.
     """
 
     size: tuple[int, int]
-    scale: tuple[float, float] = (0.9, 1.0)
+    scale: tuple[float, float] = (0.9, 1.0)  # range of the box's share of the image
     dct_scaled: bool = False
 
     def from_file(self, data: bytes, rng: Random) -> Tensor:
@@ -49,24 +44,27 @@ class RandomCrop:
         scaled = decode_jpeg(data, *size, factor)
         if scaled is None:
             return crop(decode_pixels(data), box, self.size)
-        top, left, bottom, right = (-(-edge // factor) for edge in edges(box))
+        top, left, bottom, right = (-(-edge // factor) for edge in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
         return crop(scaled, (top, left, bottom - top, right - left), self.size)
 
     def draw(self, height: int, width: int, rng: Random) -> tuple[Box, int]:
-        """A random box of a JPEG of that size and the factor by which it may be decoded smaller."""
-        box = draw_box(height, width, self.scale, rng)
-        factor = dct_factor(box, self.size) if self.dct_scaled else 1
-        return aligned(box, factor, height, width), factor
+        """A random box of an image and the factor by which it may be decoded smaller, the edges on multiples of it."""
+        top, left, rows, columns = draw_box(height, width, self.scale, rng)
+        # a JPEG is decoded fast at these scales; those between are slower than the full size
+        fits = (n for n in (8, 4, 2) if self.dct_scaled and rows >= n * self.size[0] and columns >= n * self.size[1])
+        factor = next(fits, 1)
+        top, left, bottom, right = (round(edge / factor) * factor for edge in (top, left, top + rows, left + columns))
+        return (top, left, min(bottom, height) - top, min(right, width) - left), factor
 
 
 def draw_box(height: int, width: int, scale: tuple[float, float], rng: Random) -> Box:
     """A random box of an image, distributed as by torchvision's `RandomResizedCrop` with its default ratio.
 
-    The share of the area is uniform, the logarithm of width / height too, the place uniform among those where the box
-    fits. If none of ATTEMPTS fits: the middle of the image, cut down to a ratio within RATIO.
+    Uniform are the share of the area, the logarithm of width / height, and the place where the box fits. If none of ten
+    fits: the middle of the image, cut down to a ratio within RATIO.
     """
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
-    for _ in range(ATTEMPTS):
+    for _ in range(10):
         area = height * width * rng.uniform(*scale)
         ratio = math.exp(rng.uniform(low, high))
         rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
@@ -90,19 +88,3 @@ def crop(pixels: np.ndarray, box: Box, size: tuple[int, int]) -> Tensor:
     if PILLOW >= 13 and height - size[0] > 2 * max(width - size[1], 0):
         part = F.interpolate(part, size=(size[0], width), mode="bicubic", antialias=True)
     return F.interpolate(part, size=size, mode="bicubic", antialias=True)[0].contiguous()
-
-
-def dct_factor(box: Box, size: tuple[int, int]) -> int:
-    """The largest factor that leaves the box at least as large as `size` in both directions."""
-    return next((factor for factor in FACTORS if box[2] >= factor * size[0] and box[3] >= factor * size[1]), 1)
-
-
-def edges(box: Box) -> Box:
-    """Top, left, bottom and right."""
-    return box[0], box[1], box[0] + box[2], box[1] + box[3]
-
-
-def aligned(box: Box, factor: int, height: int, width: int) -> Box:
-    """The box with each edge on the nearest multiple of `factor` or the end of the image: whole pixels when shrunk."""
-    top, left, bottom, right = (round(edge / factor) * factor for edge in edges(box))
-    return top, left, min(bottom, height) - top, min(right, width) - left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from torchvision.transforms.v2 import functional as F
 
 from prolip.data.augment.affine import LUMA
 
-Change = Callable[[Tensor, torch.Generator], Tensor]
 FILTER = F.InterpolationMode.BILINEAR
 
 
@@ -49,18 +49,8 @@ def hue(x: Tensor, random: torch.Generator) -> Tensor:
     return F.adjust_hue(x, (between(0.25, 0.75, random) + 0.5) % 1 - 0.5)
 
 
-def bend(x: Tensor, random: torch.Generator) -> Tensor:
-    """Bend smoothly and strongly."""
-    return warp(x, 4, 0.12, random)
-
-
-def crumple(x: Tensor, random: torch.Generator) -> Tensor:
-    """Bend in small waves."""
-    return warp(x, 10, 0.05, random)
-
-
-def warp(x: Tensor, knots: int, strength: float, random: torch.Generator) -> Tensor:
-    """Displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate."""
+def warp(x: Tensor, random: torch.Generator, knots: int, strength: float) -> Tensor:
+    """Bend: displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate."""
     moved = strength * torch.randn(1, 2, knots, knots, generator=random)
     field = torch.nn.functional.interpolate(moved, list(x.shape[-2:]), mode="bicubic", align_corners=True)
     return F.elastic(x, 2 * field.movedim(1, -1), FILTER, fill=background(x).flatten().tolist())
@@ -103,8 +93,19 @@ def background(x: Tensor) -> Tensor:
     return edge.median(1).values.view(3, 1, 1)
 
 
-EVERY: tuple[Change, ...] = (blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)
-CHANGES = {change.__name__: change for change in EVERY}
+CHANGES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "blur": blur,
+    "pixelate": pixelate,
+    "grey": grey,
+    "edges": edges,
+    "hue": hue,
+    "bend": partial(warp, knots=4, strength=0.12),
+    "crumple": partial(warp, knots=10, strength=0.05),
+    "cut": cut,
+    "rotate": rotate,
+    "stretch": stretch,
+    "posterise": posterise,
+}
 
 
 def changed(x: Tensor, seed: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,25 +11,16 @@ from prolip.random import Draws, Stream
 
 
 class TokenAugment(nn.Module):
-    """Each token of a text becomes [MASK], any other token of the vocabulary, or is left out, by three probabilities.
+    """Each token of a text becomes [MASK], any other token of the vocabulary, or is left out, by three `shares`.
 
-    shares: these three; 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, the ids
-    of text: padding and special tokens stay and are never put in, and at least one word of every text stays. draws:
-    random numbers, functions of (seed, step, global row).
+    These are 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, the ids of text:
+    padding and special tokens stay and are never put in, and at least one word of every text stays.
     """
 
     words: Tensor
     ids: Tensor
 
-    def __init__(
-        self,
-        shares: tuple[float, float, float],
-        words: Tensor,
-        *,
-        mask_id: int | None,
-        pad_id: int,
-        draws: Draws | None = None,
-    ):
+    def __init__(self, shares: Any, words: Tensor, *, mask_id: int | None, pad_id: int, draws: Draws | None = None):
         super().__init__()
         if shares[0] and mask_id is None:
             what = f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]"
@@ -45,7 +35,10 @@ class TokenAugment(nn.Module):
         """For the texts of a model: its vocabulary, padding and [MASK], or an id that no text of the tokenizer has."""
         own = model.mask_token_id
         mask_id = getattr(tokenizer, "unseen_id", None) if own is None else own
-        words = words_of(tokenizer, model.vocab_size, (model.pad_token_id, mask_id, *model.special_token_ids))
+        special = {model.pad_token_id, mask_id, *model.special_token_ids, *getattr(tokenizer, "all_special_ids", ())}
+        words = torch.zeros(model.vocab_size, dtype=torch.bool)
+        words[: getattr(tokenizer, "vocab_size", model.vocab_size)] = True
+        words[list(special - {None})] = False
         return cls(shares, words, mask_id=mask_id, pad_id=model.pad_token_id, draws=draws)
 
     def forward(self, text: Tensor, step: int) -> Tensor:
@@ -71,13 +64,3 @@ class TokenAugment(nn.Module):
         gone = (draws >= mask + random) & (draws < mask + random + delete)
         order = gone.to(torch.uint8).argsort(dim=1, stable=True)
         return text.gather(1, order).masked_fill(column >= text.shape[1] - gone.sum(dim=1, keepdim=True), self.pad_id)
-
-
-def words_of(tokenizer: Any, vocabulary: int, special_ids: Collection[int | None]) -> Tensor:
-    """The ids of text in a vocabulary, without special ones of the tokenizer or the model: (vocabulary,) bool."""
-    words = torch.zeros(vocabulary, dtype=torch.bool)
-    words[: getattr(tokenizer, "vocab_size", vocabulary)] = True
-    for number in {*special_ids, *getattr(tokenizer, "all_special_ids", ())}:
-        if number is not None:
-            words[number] = False
-    return words

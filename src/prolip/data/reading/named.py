@@ -50,10 +50,7 @@ class NamedSource(NamedTuple):
 
 
 def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple(KINDS)) -> NamedSource:
-    """The source that KIND:ADDRESS names, or a bare address, by its suffix or its folder's content.
-
-    kinds: the words that this flag takes. ValueError and FileNotFoundError begin with the flag.
-    """
+    """The source that KIND:ADDRESS names, or a bare address, by its form or content; errors begin with the flag."""
     word, colon, address = text.partition(":")
     forms = ", ".join(KINDS[kind] for kind in KINDS if kind in kinds)
     if colon and word in KINDS:

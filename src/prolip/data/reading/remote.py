@@ -1,7 +1,4 @@
-"""One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
-
-What may pass is a Transient or the library's own exception, what stays a ShardFault or one of PERMANENT.
-"""
+"""One attempt to read bytes: a local file, http(s), an fsspec URL, a command. What may pass is not a ShardFault."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import fsspec.core
@@ -42,10 +40,7 @@ GLOBAL, TRANSLATED = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPolicy:
-    """How long to wait for shards, how often to try again, and what may be opened.
-
-    The defaults give up after some five minutes of stalling, before the other ranks' collectives do after ten.
-    """
+    """How long to wait for shards, how often to try again, and what may be opened: some five minutes by default."""
 
     connect_timeout: float = 10.0  # seconds
     read_timeout: float = 30.0  # seconds without a byte
@@ -153,16 +148,6 @@ POOLS = {
 }
 
 
-def get_public(url: str, **settings: Any) -> requests.Response:
-    """`requests.get` without proxies and passwords; ShardFault for a host, also of a redirect, that is not public."""
-    adapter: Any
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy would look the name up itself; a .netrc is not for hosts that data names
-        for adapter in session.adapters.values():
-            adapter.poolmanager.pool_classes_by_scheme = POOLS
-        return session.get(url, **settings)
-
-
 class LocalConnection:
     """A file of this machine. The kernel alone decides how long a network file system may take."""
 
@@ -179,12 +164,14 @@ class HttpConnection:
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
-        get = get_public if policy.public_only else requests.get
-        self.response = within(
-            policy.connect_timeout + policy.read_timeout,
-            lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
-            f"GET {url}",
-        )
+        limits = policy.connect_timeout, policy.read_timeout
+        with requests.Session() as session:
+            if policy.public_only:
+                session.trust_env = False  # a proxy would look names up itself; a .netrc is not for hosts data names
+                for adapter in session.adapters.values():
+                    cast(Any, adapter).poolmanager.pool_classes_by_scheme = POOLS
+            get = partial(session.get, url, headers=headers, stream=True, timeout=limits)
+            self.response = within(sum(limits), get, f"GET {url}")
         self.close, self.pace = self.response.close, Pace(policy)
         try:
             self.position, size = self._placed(position)

@@ -45,7 +45,7 @@ def read_rows(
     elif source.kind in READERS:
         rows = read_table(source, columns, selector, max_bad)
     else:
-        images = read_set(source.kind, str(source), splits).images
+        _, images = read_set(source.kind, str(source), splits)
         every = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
         rows = keep_selected(every, selector, str(source))
     return rows.part(split) if split is not None else rows
@@ -76,10 +76,7 @@ def stated_by_row(row: ImageRow) -> Stated:
 
 
 def stated_by(raw: Raw) -> Stated:
-    """The captions (`.txt`, or the likeliest field of `.json`) and the class (`.cls`, or a field) of a shard's sample.
-
-    SampleFault for a text, or without one a JSON, that cannot be read.
-    """
+    """Captions (`.txt`, or the likeliest field of `.json`) and class (`.cls`, or a field) of a shard's sample."""
     record: dict[str, Any] = {}
     with suppress(SampleFault) if PLAIN in raw else nullcontext():
         record = json_record(raw) if "json" in raw else {}
@@ -97,10 +94,7 @@ def label_of(record: Mapping[str, Any]) -> str | None:
 
 
 def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
-    """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
-
-    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts.
-    """
+    """The samples of shards, or images as shards hold them; without on_fault texts stay where an image is lost."""
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":
         for url, *_ in expand_shards(source.address):

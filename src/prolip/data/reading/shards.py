@@ -83,47 +83,48 @@ def size_of(url: str) -> int | None:
 
 
 def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None = None) -> list[str]:
-    """The URLs of one source; parameters and errors as `expand_shards`."""
-    source = source.strip()
+    """The URLs of one source; parameters and errors as `expand_shards`. OSError where a wildcard matches nothing."""
+    source, sizes = source.strip(), {} if sizes is None else sizes
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
     special = source.startswith("file:") or not {"{", "}", "\\"}.isdisjoint(source)  # others are not looked up twice
     is_path = special and is_local(source) and os.path.exists(local_path(source))
-    urls, sizes = [local_path(source)] if is_path else expand_braces(source), {} if sizes is None else sizes
-    return [url for part in urls for url in expand_path(check_address(part, pipes), source, sizes)]
+    urls: list[str] = []
+    for url in [local_path(source)] if is_path else expand_braces(source):
+        check_address(url, pipes)
+        path, found = local_path(url), [url]
+        if not is_local(url):
+            if "*" in url and not url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not listable
+                found = list_objects(url, source)
+        elif (size := size_of(url)) is not None:
+            sizes[url] = size
+        elif os.path.isdir(path):
+            found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
+            if not found:
+                raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
+        elif "{" in path or "}" in path:
+            remedy = "give a range {000..099} or a list {a,b}"
+            raise ValueError(f"brace pattern {source!r} names no shard: {path!r} is left after expansion; {remedy}")
+        else:
+            found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+            if not found:
+                raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
+        urls += found
+    return urls
 
 
-def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
-    """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
-    if not is_local(url):
-        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not listable
-            return [url]
-        try:
-            system, path = file_system(url, ReadPolicy())
-            found = sorted(system.glob(path))
-        except (ImportError, ValueError):
-            raise
-        except Exception as error:  # every file system has its own exceptions
-            raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
-        if not found:
-            raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
-        return [url.removesuffix(path) + name for name in found]
-    path, size = local_path(url), size_of(url)
-    if size is not None:
-        sizes[url] = size
-        return [url]
-    if os.path.isdir(path):
-        found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
-        if not found:
-            raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
-        return found
-    if "{" in path or "}" in path:
-        remedy = "give a range {000..099} or a list {a,b}"
-        raise ValueError(f"brace pattern {source!r} names no shard: {path!r} is left after expansion; {remedy}")
-    found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+def list_objects(url: str, source: str) -> list[str]:
+    """The objects of a store that fit a wildcard."""
+    try:
+        system, path = file_system(url, ReadPolicy())
+        found = sorted(system.glob(path))
+    except (ImportError, ValueError):
+        raise
+    except Exception as error:  # every file system has its own exceptions
+        raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
     if not found:
-        raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
-    return found
+        raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
+    return [url.removesuffix(path) + name for name in found]
 
 
 def urls_of(sources: Iterable[str]) -> list[str]:
@@ -137,10 +138,7 @@ def urls_of(sources: Iterable[str]) -> list[str]:
 
 
 def count_samples(urls: Sequence[str], select: str | None = None, sizes: Mapping[str, int] | None = None) -> int:
-    """The samples of shards without an index: by sizes.json or __len__ beside them, else by reading the headers.
-
-    With `select` the JSON members are read. ValueError where shards are remote or large.
-    """
+    """The samples of shards without an index, by sizes.json or __len__ beside them, else by headers (and JSON)."""
     selector, remote = Selector.parse(select), sum(not is_local(url) for url in urls)
     sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
     if selector is None and not remote and (known := recorded_size(urls)) is not None:

@@ -1,7 +1,4 @@
-"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with every loss reported.
-
-Where shards hold no usable sample, `survey` and `refuse_unusable` say why.
-"""
+"""The strict reader of webdataset shards, every loss reported; `survey` says why one holds no usable sample."""
 
 from __future__ import annotations
 
@@ -96,10 +93,7 @@ class StrictHeader(tarfile.TarInfo):
 
 @contextmanager
 def open_archive(stream: Any) -> Iterator[Any]:
-    """The archive in a stream, a TarFile; ReadError naming the format where it does not begin as one.
-
-    It is unpacked here, because tarfile checks no checksum and misses a cut after the archive's last byte.
-    """
+    """The archive in a stream, unpacked here: tarfile checks no checksum and misses a cut after its last byte."""
     source = Peeked(stream)
     head = source.peek(HEAD)
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
@@ -120,10 +114,7 @@ def open_archive(stream: Any) -> Iterator[Any]:
 
 
 def read_members(stream: Any) -> Iterator[tuple[str, bytes | int | None]]:
-    """Name and bytes of a tar's members, the size where that is above SAMPLE_BYTES, None for links and devices.
-
-    Folders are left out, and `__*`, which webdataset keeps for itself. ReadError for a tar not whole to its end.
-    """
+    """Name and bytes of members but folders and `__*`; the size above SAMPLE_BYTES, None for links and devices."""
     with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard

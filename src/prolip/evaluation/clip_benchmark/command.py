@@ -8,11 +8,9 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -40,7 +38,6 @@ from prolip.scores import TrueMatchScore
 from prolip.uncertainty.openclip import has_variances
 from prolip.utils.outputs import check_output, replacing
 
-PROG = "prolip eval clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
 UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
@@ -54,20 +51,6 @@ TASKS = {
 }
 #: How errors of OpenCLIP begin that a user can mend.
 OF_WEIGHTS = ("Pretrained ", "Failed to download weights")
-
-
-class Added(NamedTuple):
-    """Flags that clip_benchmark has not, or in a narrower meaning."""
-
-    similarity: str | None = None
-    prompts: str | None = None
-    amp: bool = False
-    tokenizer: str | None = None
-    pretrained: Sequence[str] | None = None
-    output: str | None = None
-
-
-NOTHING = Added()
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -89,25 +72,8 @@ def is_ours(run: Namespace) -> bool:
     return "prolip_cfg" in config or is_released(config)
 
 
-def check_model(run: Namespace, tokenizer: str | None) -> None:
-    """Our model, its weights and its tokenizer are there. Raises ValueError or FileNotFoundError."""
-    if is_fitted(run.model):
-        openclip_tokenizer(run.model, tokenizer)
-        return
-    get_model_config(run.model, run.model_cache_dir)
-    if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
-        raise ValueError(
-            f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights as the model, "
-            "--model local-dir:FOLDER"
-        )
-    get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=tokenizer)
-
-
-def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
-    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer); own: our flags.
-
-    ValueError where weights of prompts are of another model.
-    """
+def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
+    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
     if is_fitted(model_name):
         model, transform, tokenize = load_openclip(model_name, None, own.tokenizer)
         model = model.to(device)
@@ -123,26 +89,12 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
     return encoder, transform, tokenize
 
 
-@contextmanager
-def plugged_in(own: Added) -> Iterator[None]:
-    """clip_benchmark with our patches and the model type `prolip`; as it was afterwards."""
-    with patched(), patch.dict(registry.TYPE2FUNC, prolip=partial(load_encoder, own=own)):
-        registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
-        try:
-            yield
-        finally:
-            registry.MODEL_TYPES.remove("prolip")
-
-
 # --- what is to be done -----------------------------------------------------------------------------------------------
-def parse(own: Added, rest: Sequence[str]) -> Namespace:
+def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
     """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
-    rest = list(rest)
-    if own.pretrained is not None:
-        rest += ["--pretrained", *own.pretrained]
-    if own.output is not None:
-        rest += ["--output", own.output]
-    with patch.object(sys, "argv", [PROG, *rest]):
+    given = [] if own.pretrained is None else ["--pretrained", *own.pretrained]
+    given += [] if own.output is None else ["--output", own.output]
+    with patch.object(sys, "argv", ["prolip eval clip-benchmark", *rest, *given]):
         upstream, base = cli.get_parser_args()
     if not hasattr(base, "which"):
         upstream.print_help()
@@ -155,16 +107,12 @@ def parse(own: Added, rest: Sequence[str]) -> Namespace:
     return base
 
 
-def planned(own: Added, base: Namespace) -> list[Namespace]:
-    """Every evaluation that clip_benchmark would make of these arguments, completed and checked.
-
-    Raises ValueError or FileNotFoundError.
-    """
+def planned(own: Namespace, base: Namespace) -> list[Namespace]:
+    """Every evaluation that clip_benchmark would make of these arguments, completed; ValueError, FileNotFoundError."""
     for name in cli._as_list(base.pretrained_model):
         if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
-            raise ValueError(
-                f"--pretrained_model {name!r}: want 'model,pretrained', a file of such lines or a collection"
-            )
+            forms = "'model,pretrained', a file of such lines or a collection"
+            raise ValueError(f"--pretrained_model {name!r}: want {forms}")
     base.amp = own.amp  # the original's default is autocast, which is bfloat16 on CPU and changes rankings
     # With --skip_load the original ends in UnboundLocalError after its work. Features are still taken from their files.
     base.skip_load = False
@@ -185,9 +133,9 @@ def planned(own: Added, base: Namespace) -> list[Namespace]:
         check_run(run, own, sets)
         what = (run.model, run.pretrained, run.dataset, run.language)
         if outputs.setdefault(run.output, what) != what:
+            both = f"{' '.join(outputs[run.output])} and {' '.join(what)} would both be written to {run.output}"
             raise ValueError(
-                f"{' '.join(outputs[run.output])} and {' '.join(what)} would both be written to {run.output}: name "
-                "the file by {dataset}, {model}, {pretrained}, {language} in --output"
+                f"{both}: name the file by {{dataset}}, {{model}}, {{pretrained}}, {{language}} in --output"
             )
         if run.task == "linear_probe":
             run.feature_root = feature_folder(run, sets)
@@ -204,8 +152,8 @@ def filled(flag: str, template: str, values: Mapping[str, str]) -> str:
 
 
 def root_of(run: Namespace) -> str:
-    """The folder or URL of the run's data set. Raises ValueError."""
-    name = dataset_name(run)
+    """The folder or URL of the run's data set; ValueError for one that a shell would act on."""
+    name = run.dataset.removeprefix("wds/")
     fields = {"dataset": name, "dataset_cleaned": name.replace("/", "-")}
     root = filled("--dataset_root", run.dataset_root, fields)
     if unsafe := UNSAFE.search(root):
@@ -213,29 +161,37 @@ def root_of(run: Namespace) -> str:
     return root
 
 
-def dataset_name(run: Namespace) -> str:
-    """The data set without `wds/`."""
-    return run.dataset.removeprefix("wds/")
-
-
-def complete(run: Namespace, own: Added, kind: str | None) -> None:
-    """Fill in what depends on the model and the data set: model type, weights, task, output.
-
-    kind: of a wds data set; clip_benchmark knows the tasks of some names and takes all others for classification.
-    """
+def complete(run: Namespace, own: Namespace, kind: str | None) -> None:
+    """Fill in what depends on the model and the data set, a wds one of a `kind`: model type, weights, task, output."""
     if run.model_type == "open_clip" and is_ours(run):
         run.model_type = "prolip"
     with_weights = run.model_type == "prolip" or parse_model_name(run.model)[0]
     if own.pretrained is None and not run.pretrained_model and with_weights:
         run.pretrained = ""
     if run.task == "auto":
-        run.task = get_dataset_default_task(dataset_name(run))
+        run.task = get_dataset_default_task(run.dataset.removeprefix("wds/"))
         if run.task == "zeroshot_classification" and kind == "retrieval":
             run.task = "zeroshot_retrieval"
-    run.output = output_of(run, own)
+    # The original puts the slashes of a model's name into the file's, and at the end finds no folder.
+    template = run.output
+    if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
+        template = OUR_OUTPUT
+        if own.prompts:
+            template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
+    weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
+    values = (
+        run.dataset.removeprefix("wds/"),
+        run.model,
+        weights,
+        run.pretrained,
+        run.language,
+        run.task,
+        similarity_of(run, own),
+    )
+    run.output = filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
 
 
-def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
+def check_run(run: Namespace, own: Namespace, sets: Sequence[Dataset]) -> None:
     """The task can be run with this model on these data. Raises ValueError or FileNotFoundError."""
     if run.task == "captioning" and run.model_type == "prolip":
         raise ValueError(f"{run.model} writes no captions: --task captioning wants a model such as coca_ViT-B-32")
@@ -248,10 +204,8 @@ def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
     if own.prompts:
         prompts = PromptWeights.load(own.prompts)
         if run.task != "zeroshot_classification" or run.model_type != "prolip":
-            raise ValueError(
-                "--prompts weighs the prompts of a probabilistic model's classes, and this is --task"
-                f" {run.task} of a model of the type {run.model_type}: drop it"
-            )
+            this = f"this is --task {run.task} of a model of the type {run.model_type}"
+            raise ValueError(f"--prompts weighs the prompts of a probabilistic model's classes, and {this}: drop it")
         for dataset in sets:
             templates = dataset.templates if not run.custom_template_file else prompts.templates
             classnames = dataset.classnames if not run.custom_classname_file else prompts.classnames
@@ -260,8 +214,14 @@ def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
     check_output(run.output)
     if run.save_clf:
         check_output(run.save_clf)
-    if run.model_type == "prolip":
-        check_model(run, own.tokenizer)
+    if is_fitted(run.model):
+        openclip_tokenizer(run.model, own.tokenizer)
+    elif run.model_type == "prolip":
+        get_model_config(run.model, run.model_cache_dir)
+        if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
+            what = "give --pretrained FILE, or a folder with weights as the model, --model local-dir:FOLDER"
+            raise ValueError(f"{run.model} has no weights of its own: {what}")
+        get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=own.tokenizer)
 
 
 def check_device(run: Namespace) -> None:
@@ -270,7 +230,7 @@ def check_device(run: Namespace) -> None:
         raise ValueError(f"--task {run.task} needs CUDA, and there is none here")
 
 
-def similarity_of(run: Namespace, own: Added) -> str:
+def similarity_of(run: Namespace, own: Namespace) -> str:
     """What the run compares by; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
@@ -284,22 +244,8 @@ def similarity_of(run: Namespace, own: Added) -> str:
     return find_method(config["method_cfg"]["name"]).score.name
 
 
-def output_of(run: Namespace, own: Added) -> str:
-    """The file of a run. The original puts the slashes of a model's name into it, and at the end finds no folder."""
-    template = run.output
-    if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
-        template = OUR_OUTPUT
-        if own.prompts:
-            template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
-    weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
-    values = (dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own))
-    return filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
-
-
 def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
-    """The folder of a linear probe's features. The original names it by model and data set alone, and so takes features
-    of other weights, data, splits or precision for its own.
-    """
+    """The folder of a linear probe's features, also by weights, data, splits and precision, unlike the original's."""
     what = [root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, decoding.VERSION]
     what += [(dataset.fingerprint, dataset.state) for dataset in sets]
     if run.val_proportion is not None:
@@ -317,7 +263,7 @@ def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------
-def evaluate_and_write(run: Namespace, own: Added) -> None:
+def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = Path(run.output)
     if run.skip_existing and path.exists():
@@ -336,14 +282,17 @@ def evaluate_and_write(run: Namespace, own: Added) -> None:
         print(f"Results are in {path}")
 
 
-def run(words: Sequence[str], own: Added = NOTHING) -> None:
-    """What clip_benchmark does with these words, `eval ...` or `build ...`, with our models in it.
-
-    Mistakes show before a model is loaded: OSError, ValueError or CheckpointError.
-    """
+def run(words: Sequence[str], own: Namespace) -> None:
+    """What clip_benchmark does with these words, with our models in it; own: our flags. Mistakes show first."""
     if own.similarity is not None:
-        own = own._replace(similarity=find_score(own.similarity).name)
-    with plugged_in(own):
+        own.similarity = find_score(own.similarity).name
+    types = [*registry.MODEL_TYPES, "prolip"]
+    with (
+        patched(),
+        patch.dict(registry.TYPE2FUNC, prolip=partial(load_encoder, own=own)),
+        patch.object(registry, "MODEL_TYPES", types),
+        patch.object(cli, "MODEL_TYPES", types),
+    ):
         base = parse(own, words)
         if base.which == "build":
             with replacing(Path(base.output)) as temporary:

@@ -1,10 +1,4 @@
-"""Our models as clip_benchmark wants them: every input one vector, and the dot product of two vectors the similarity.
-
-csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image becomes [mean, -trace/2, 1] and a text
-[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this, so
-the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
-that is clip_benchmark's code.
-"""
+"""Our models as clip_benchmark wants them: every input one row, and a product of two sides' rows their scores."""
 
 from __future__ import annotations
 
@@ -23,21 +17,10 @@ from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
 
 
-class ScoreVectors(Tensor):
-    """Vectors whose dot products are similarities already: `F.normalize` returns them unchanged, as a plain tensor."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """PyTorch's hook for functions of tensors: all but `F.normalize` do what they do."""
-        if func is F.normalize:
-            return (args[0] if args else kwargs["input"]).as_subclass(Tensor)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
 class Packed(Tensor):
-    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts: a product of both sides is their score.
+    """Gaussians as float64 rows [mean, log_var, side], side 1 of images, -1 of texts: a product is their score.
 
-    For scores that are no dot product. A factor (clip_benchmark's 100) scales whole rows, so it is read off `side`.
+    A factor (clip_benchmark's 100) scales whole rows: it is read off `side`.
     """
 
     score: ClassVar[Score]
@@ -54,52 +37,38 @@ class Packed(Tensor):
 
     @classmethod
     def products(cls, left: Tensor, right: Tensor) -> Tensor:
-        """The scores of two sides, images first in the score whichever stands first here: (N, P), (M, P) -> (N, M)."""
+        """The scores of two sides, images first in the score whichever comes first here: (N, P), (M, P) -> (N, M)."""
         if left[0, -1] < 0:
             return cls.products(right, left).mT
-        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).float().chunk(2, dim=1)) for x in (left, right))
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).chunk(2, dim=1)) for x in (left, right))
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
 class GaussianEncoder(nn.Module):
-    """A probabilistic model with OpenCLIP's two methods.
-
-    score: by its factors, vectors as above, or rows of `Packed`; `MeanScore`, the unit means, with which clip_benchmark
-    runs as it is. prompts: weights with which classes are mixed, without them all prompts count alike.
-    """
+    """A probabilistic model with OpenCLIP's two methods, which give unit means for `MeanScore`; prompts: weights."""
 
     def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
         self.model, self.score, self.prompts = model, score, prompts
+        self.of_means = type(score) is MeanScore
         self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
 
-    @property
-    def of_means(self) -> bool:
-        """Whether variances are left aside."""
-        return type(self.score) is MeanScore
-
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> rows (B, P), or (B, D) for the means."""
+        """Images (B, 3, H, W) -> (B, P)."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else self.rows(z, 1.0)
+        return self.rows(z, 1.0)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> rows (B, P), or (B, D) for the means."""
+        """Token ids (B, L) -> (B, P)."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else self.rows(z, -1.0)
+        return self.rows(z, -1.0)
 
     def rows(self, z: Gaussian, side: float) -> Tensor:
-        """What clip_benchmark multiplies: side 1 of images, -1 of texts; (N, D) -> (N, P + 2), or rows of `Packed`.
-
-        Of a score with factors [vector, offset, 1] of images and [vector, 1, offset] of texts, in float64.
-        """
-        factors = self.score.factors(z.to(torch.float64), "image" if side > 0 else "text")
-        if factors is None:
-            ends = torch.full_like(z.mean[:, :1], side)
-            return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
-        offset = factors.offset.unsqueeze(1)
-        sides = [offset, torch.ones_like(offset)]
-        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(ScoreVectors)
+        """What clip_benchmark multiplies, (N, D) -> (N, P): the means, or rows of `Packed`."""
+        if self.of_means:
+            return z.mean
+        ends = torch.full_like(z.mean[:, :1], side)
+        return torch.cat([z.mean, z.log_var, ends], dim=1).double().as_subclass(self.packed)
 
 
 def class_vectors(
@@ -110,13 +79,7 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
-
-    The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
-    changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
-    the class goes, or the prompts of each class by its name. ValueError for other classes or prompts than those that
-    the model's weights of prompts are of.
-    """
+    """Every class as the mixture of its prompts, (P, C); templates: {c} where the class goes, or prompts by class."""
     weights = model.prompts
     if weights is not None:
         if isinstance(templates, Mapping):
@@ -137,5 +100,4 @@ def class_vectors(
         None if weights is None else lambda z, first: weights.weights(z.trace, first),
     )
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
-    rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
-    return rows.as_subclass(Tensor).to(device).mT.contiguous()
+    return model.rows(mixed, -1.0).as_subclass(Tensor).to(device).mT.contiguous()

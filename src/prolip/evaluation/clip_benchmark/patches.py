@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -38,17 +38,13 @@ ORIGINAL = {
 @contextmanager
 def patched() -> Iterator[None]:
     """clip_benchmark with all replacements, and with class mixtures for our models."""
-    with ExitStack() as stack:
-        for module, name, function in (
-            (zeroshot_classification, "zero_shot_classifier", zero_shot_classifier),
-            (zeroshot_classification, "accuracy", accuracy),
-            (zeroshot_classification, "evaluate", evaluate_classification),
-            (zeroshot_retrieval, "evaluate", evaluate_retrieval),
-            (linear_probe, "accuracy", accuracy),
-            (linear_probe, "evaluate", evaluate_linear_probe),
-            (builder, "build_wds_dataset", build_wds_dataset),
-        ):
-            stack.enter_context(patch.object(module, name, function))
+    with (
+        patch.multiple(zeroshot_classification, evaluate=evaluate_classification, accuracy=accuracy),
+        patch.multiple(zeroshot_classification, zero_shot_classifier=zero_shot_classifier),
+        patch.multiple(zeroshot_retrieval, evaluate=evaluate_retrieval),
+        patch.multiple(linear_probe, accuracy=accuracy, evaluate=evaluate_linear_probe),
+        patch.multiple(builder, build_wds_dataset=build_wds_dataset),
+    ):
         yield
 
 
@@ -81,7 +77,7 @@ def evaluate_linear_probe(model, *args, **kwargs) -> dict[str, float] | None:
 
 
 def evaluate_retrieval(*args, **kwargs) -> dict[str, float]:
-    """The original hands k to topk, which raises above the gallery's size, after the last image."""
+    """The original hands k to topk, which raises above the gallery's size."""
     galleries: dict[int, list[int]] = {}  # k -> sizes, block by block: first of images, then of texts
 
     def recall_at_k(scores: Tensor, positive_pairs: Tensor, k: int) -> Tensor:
@@ -107,18 +103,12 @@ def leave_out(metrics: Any, name: str, reason: str) -> Any:
 
 
 def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", cache_dir=None) -> WdsImages:
-    """Shards by our reader: it names damage, decodes as training does, and passes no address to a shell.
-
-    The original fails with more workers than shards.
-    """
+    """Shards by our reader, which names damage, decodes as training does, and takes more workers than shards."""
     return WdsImages(open_wds(data_dir, split, name=dataset_name), transform)
 
 
 class WdsImages(IterableDataset):
-    """A wds data set as clip_benchmark reads it: (image, class) or (image, captions), or batches of them.
-
-    classes, templates: None where there are none, as for captions.
-    """
+    """A wds data set as clip_benchmark reads it: (image, class) or (image, captions), or batches of them."""
 
     def __init__(self, dataset: Dataset, transform: Callable):
         self.dataset, self.transform, self.size = dataset, transform, 0
@@ -144,13 +134,12 @@ class WdsImages(IterableDataset):
 
     def read(self, sample: Sample) -> tuple[Any, Any]:
         """One image after `transform`, and its captions or its label."""
+        place = self.dataset.source
         if sample.captions is None and sample.label is None:
-            raise DamagedData(
-                f"sample {sample.key!r} of {self.dataset.source} has no class (.cls): fetch the set again"
-            )
+            raise DamagedData(f"sample {sample.key!r} of {place} has no class (.cls): fetch the set again")
         try:
             image = sample.open()
         except SampleFault as fault:
-            note_fault(None, fault, sample.key, self.dataset.source)
+            note_fault(None, fault, sample.key, place)
             raise
         return self.transform(image), sample.label if sample.captions is None else list(sample.captions)

@@ -37,20 +37,14 @@ WHOLE = Share()
 
 
 class Sample(NamedTuple):
-    """One encoded image and what is known of it; unused fields are None.
+    """One encoded image and what is known of it; unused fields are None."""
 
-    key: unique in its data set; label: class, an int, or a multi-hot (C,) array for multilabel; groups: integers of the
-    file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image; place:
-    (shard, number in it), by which samples of all shares are put in order. WinoGAViL's instances, which have several
-    images each, are `Dataset.associations`.
-    """
-
-    key: str
+    key: str  # unique in its data set
     image: bytes
-    label: int | np.ndarray | None = None
-    groups: np.ndarray | None = None
+    label: int | np.ndarray | None = None  # the class, or a multi-hot (C,) array for multilabel
+    groups: np.ndarray | None = None  # integers of the file's metadata, as the task knows them: a region, a year
     captions: tuple[str, ...] | None = None
-    place: tuple[int, int] = (0, 0)
+    place: tuple[int, int] = (0, 0)  # (shard, number in it), by which samples of all shares are put in order
 
     @property
     def content(self) -> str:
@@ -72,32 +66,23 @@ class Association(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A test set that can be read again and again, streamed.
-
-    samples: a new pass over all of them in the order of the files, or over a `Share`; fingerprint: changes with the
-    data (names, sizes and samples of the files' bytes), not with class names or prompts: the key of caches; source:
-    folder or URL, for messages; classnames and templates ({} or {c} where the class goes) of classification and
-    multilabel; associations: of WinoGAViL; size: images, None if only reading tells; relevance: (images, texts) pairs
-    that match beyond each image's own captions, by (image key, caption index in the order of the whole set); None: own
-    captions only; info: JSON values, `relevant_by: "label"` where a text is true of every image of its class, and
-    `caption_ids` with `image_ids` where COCO's further labels apply; damage: FaultCounter skips and counts what is
-    damaged, None raises DamagedData; state: the folder of its archives and when one was last written, None if unknown
-    (the fingerprint reads samples of their bytes, and may miss a label that was corrected).
-    """
+    """A test set that can be read again and again, streamed."""
 
     name: str
     kind: Kind
-    samples: Callable[..., Iterator[Sample]]
-    fingerprint: str
-    source: str
+    samples: Callable[..., Iterator[Sample]]  # a new pass in the order of the files, over all or over a `Share`
+    fingerprint: str  # changes with names, sizes and samples of the files' bytes, not with class names or prompts
+    source: str  # folder or URL, for messages
     classnames: tuple[str, ...] = ()
-    templates: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()  # {} or {c} where the class goes
     associations: tuple[Association, ...] = ()
-    size: int | None = None
+    size: int | None = None  # images, None if only reading tells
+    #: (image key, index of a caption in the order of the whole set) that match; None: each image's own captions only.
     relevance: frozenset[tuple[str, int]] | None = None
+    #: JSON; `relevant_by: "label"`: a text is true of all images of its class; `image_ids`, `caption_ids`: COCO's.
     info: dict[str, Any] = field(default_factory=dict)
-    damage: FaultCounter | None = None
-    state: tuple[str, int] | None = field(default=None, compare=False)
+    damage: FaultCounter | None = None  # skips and counts what is damaged; None raises DamagedData
+    state: tuple[str, int] | None = field(default=None, compare=False)  # `archive_state`, which sees every change
 
     @cached_property
     def contents(self) -> dict[str, str]:

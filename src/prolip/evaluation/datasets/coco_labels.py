@@ -1,11 +1,7 @@
 """COCO Caption's three sets of labels on one score matrix: COCO 5K and 5 x 1K folds, CxC, ECCV Caption; and PMRP.
 
-The labels come from the annotation files of the package eccv_caption 0.1.0 (785 kB, `pip install eccv_caption`), whose
-code is not run. The metrics equal its, except where it loses them (R-Precision asked for alone, recalls asked for
-beside mAP@R).
-
-Ids are COCO's: of images, and of captions (`id` in captions_*.json, `sentid` in the Karpathy split). Two captions that
-ECCV Caption calls matches are not among the 25,000 of the test split; they count in R, as in the package.
+The labels, by COCO's ids of images and captions, are the files of the package eccv_caption 0.1.0, whose code is not
+run. Two captions that ECCV Caption calls matches are not in the test split; they count in R, as in the package.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import importlib.util
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -34,11 +29,11 @@ PACKAGE = "eccv_caption"
 #: Our name of a label set: the package's.
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
 FOLDS = 5
+WAYS = ("i2t", "t2i")
 #: The metrics of COCO's and CxC's labels, and of ECCV Caption's in each direction.
-RECALLS = (*(f"{way}/R@{k}" for way in ("i2t", "t2i") for k in KS), "rsum")
+RECALLS = (*(f"{way}/R@{k}" for way in WAYS for k in KS), "rsum")
 ECCV = ("mAP@R", "R-Precision", *(f"R@{k}" for k in KS))
-#: Captions of the Karpathy test split, five for each of 5,000 images.
-CAPTIONS_OF_SPLIT = 25_000
+CAPTIONS_OF_SPLIT = 25_000  # of the Karpathy test split, five for each of 5,000 images
 
 
 class MatchingIds(NamedTuple):
@@ -48,20 +43,13 @@ class MatchingIds(NamedTuple):
     images_of: dict[int, list[int]]
 
 
-@dataclass(frozen=True)
-class Annotations:
+class Annotations(NamedTuple):
     """The label sets of a COCO test split, and its captions in the order in which folds are cut."""
 
     coco: MatchingIds
     cxc: MatchingIds
     eccv: MatchingIds
     captions: tuple[int, ...]
-
-    def folds(self) -> list[tuple[set[int], set[int]]]:
-        """Image and caption ids of five equal parts."""
-        size = len(self.captions) // FOLDS
-        parts = [self.captions[i * size : (i + 1) * size] for i in range(FOLDS)]
-        return [({self.coco.images_of[c][0] for c in part}, set(part)) for part in parts]
 
 
 def load_annotations(folder: str | Path | None = None) -> Annotations:
@@ -92,50 +80,46 @@ _packaged = lru_cache(maxsize=1)(load_annotations)
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 def label_set_metrics(
-    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int], annotations: Annotations | None = None
+    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int], annotations: Annotations
 ) -> dict[str, float]:
     """All metrics of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
-    `coco_5k/...` and `cxc/...`: i2t/R@k, t2i/R@k, rsum; `coco_1k/...`: the same averaged over five folds;
-    `eccv/...`: i2t and t2i mAP@R, R-Precision, R@k, and the mean of both directions as `eccv/mAP@R` and so on.
-    Captions and images beyond the annotated ones (some splits list 25,010 captions) are left out of the galleries.
-    Raises ValueError when annotated ids are missing.
+    `coco_5k/...` and `cxc/...`: i2t/R@k, t2i/R@k, rsum; `coco_1k/...`: the same averaged over five folds; `eccv/...`:
+    i2t and t2i mAP@R, R-Precision, R@k, and their means. Images and captions without annotation (some splits list
+    25,010 captions) are left out of the galleries. Raises ValueError when annotated ids are missing.
     """
-    annotations = annotations or load_annotations()
     images = _places("image", image_ids, scores.images, annotations.coco.captions_of)
     captions = _places("caption", caption_ids, scores.texts, annotations.captions)
     split = scores.subset(torch.tensor(list(images.values())), torch.tensor(list(captions.values())))
     if split.images == scores.images and split.texts == scores.texts:
         split = scores  # no index, no copy
-    sets = [annotations.coco, annotations.cxc, annotations.eccv]
-    coco, cxc, eccv = _both(split, list(images), list(captions), sets)
-    out = {f"coco_5k/{key}": coco[key] for key in RECALLS if key in coco}
-    out |= _fold_recalls(split, list(images), list(captions), annotations)
-    out |= {f"cxc/{key}": cxc[key] for key in RECALLS if key in cxc}
+    rows, columns = list(images), list(captions)
+    coco, cxc, eccv = _both(split, rows, columns, [annotations.coco, annotations.cxc, annotations.eccv])
+    folds, size = [], len(annotations.captions) // FOLDS
+    for start in range(0, FOLDS * size, size):
+        texts = set(annotations.captions[start : start + size])
+        shown = {annotations.coco.images_of[text][0] for text in texts}
+        i, j = ([n for n, key in enumerate(ids) if key in fold] for ids, fold in ((rows, shown), (columns, texts)))
+        part = split.subset(torch.tensor(i), torch.tensor(j))
+        folds += _both(part, [rows[n] for n in i], [columns[n] for n in j], [annotations.coco])
+    out = {f"coco_5k/{key}": coco[key] for key in RECALLS}
+    out |= {f"coco_1k/{key}": fmean(fold[key] for fold in folds) for key in RECALLS}
+    out |= {f"cxc/{key}": cxc[key] for key in RECALLS}
     for name in ECCV:
-        values = {way: eccv[f"{way}/{name}"] for way in ("i2t", "t2i") if f"{way}/{name}" in eccv}
-        out |= {f"eccv/{way}/{name}": value for way, value in values.items()}
-        if len(values) == 2:
-            out[f"eccv/{name}"] = fmean(values.values())
+        out |= {f"eccv/{way}/{name}": eccv[f"{way}/{name}"] for way in WAYS}
+        out[f"eccv/{name}"] = fmean(eccv[f"{way}/{name}"] for way in WAYS)
     return out
 
 
-def label_set_names() -> list[str]:
-    """The names that `label_set_metrics` gives its metrics."""
-    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
-    return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
-
-
 def names_of_labels(info: dict[str, Any]) -> list[str]:
-    """`label_set_names` of a data set that has all captions of the split."""
-    return label_set_names() if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
+    """The names of `label_set_metrics`, [] for a data set that has not all captions of the split."""
+    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
+    names += [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
+    return names if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
 
 
 def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
-    """`label_set_metrics` of a data set whose ids are those of COCO's whole Karpathy test split, {} of another.
-
-    Without the package that has the labels: {} and a line in the log that says how to get it.
-    """
+    """`label_set_metrics` of COCO's whole Karpathy test split; {} of others and, with a warning, without the labels."""
     image_ids, caption_ids = info["image_ids"], info["caption_ids"]
     try:
         annotations = _packaged()
@@ -151,16 +135,13 @@ def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, flo
 def _places(what: str, ids: Sequence[int], size: int, annotated: Iterable[int]) -> dict[int, int]:
     """Annotated ids and their places, in the order of `ids`, which are one for each row or column, each once."""
     if len(ids) != size or len(set(ids)) != size:
-        raise ValueError(
-            f"{len(ids)} {what} ids, {len(set(ids))} different ones, for {size} {what}s: give each its own id"
-        )
+        counts = f"{len(ids)} {what} ids, {len(set(ids))} different ones, for {size} {what}s"
+        raise ValueError(f"{counts}: give each its own id")
     wanted = set(annotated)
     places = {int(key): i for i, key in enumerate(ids) if int(key) in wanted}
     if lost := sorted(wanted - places.keys()):
-        raise ValueError(
-            f"{len(lost)} of {len(wanted)} annotated {what}s are missing, {lost[0]} first: give the whole test split, "
-            f"with COCO's own {what} ids"
-        )
+        missing = f"{len(lost)} of {len(wanted)} annotated {what}s are missing, {lost[0]} first"
+        raise ValueError(f"{missing}: give the whole test split, with COCO's own {what} ids")
     return places
 
 
@@ -173,39 +154,20 @@ def _both(
     return list(map(both_directions, rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
 
 
-def _fold_recalls(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations
-) -> dict[str, float]:
-    """COCO 1K: recalls within each fifth of the test set, averaged."""
-    folds = []
-    for images, captions in labels.folds():
-        rows = [i for i, key in enumerate(image_ids) if key in images]
-        columns = [i for i, key in enumerate(caption_ids) if key in captions]
-        part = scores.subset(torch.tensor(rows), torch.tensor(columns))
-        folds += _both(part, [image_ids[i] for i in rows], [caption_ids[i] for i in columns], [labels.coco])
-    return {f"coco_1k/{key}": fmean(fold[key] for fold in folds) for key in RECALLS if all(key in x for x in folds)}
-
-
 # --- PMRP -------------------------------------------------------------------------------------------------------------
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
-    """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool.
-
-    Raises FileNotFoundError, and ValueError for images that the file does not list.
-    """
+    """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool."""
     path = Path(instances)
     if not path.exists():
-        raise FileNotFoundError(
-            f"no {path}: PMRP needs COCO's instances_val2014.json, from annotations_trainval2014.zip at cocodataset.org"
-        )
+        get = "from annotations_trainval2014.zip at cocodataset.org"
+        raise FileNotFoundError(f"no {path}: PMRP needs COCO's instances_val2014.json, {get}")
     content = loads(path.read_text(encoding="utf-8"))
     column = {key: i for i, key in enumerate(sorted(category["id"] for category in content["categories"]))}
     row = {int(key): i for i, key in enumerate(image_ids)}
     listed = {image["id"] for image in content["images"]}
     if missing := [key for key in row if key not in listed]:
-        raise ValueError(
-            f"{len(missing)} of {len(row)} images, {missing[0]} first, are not listed in {path}: give the instances "
-            "file of their split (the Karpathy test images are from val2014)"
-        )
+        what = f"{len(missing)} of {len(row)} images, {missing[0]} first, are not listed in {path}"
+        raise ValueError(f"{what}: give the instances file of their split (Karpathy's test images are from val2014)")
     labels = torch.zeros(len(row), len(column), dtype=torch.bool)
     for annotation in content["annotations"]:
         if annotation["image_id"] in row:

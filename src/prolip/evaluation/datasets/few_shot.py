@@ -1,20 +1,15 @@
-"""Few-shot tasks of any classification set: some images of each class to train on, the others or another set to test.
+"""Few-shot tasks of any classification set: base to novel classes (Zhou et al. 2022), or all classes of a domain.
 
-Base to novel (Zhou et al. 2022): the first half of the classes, in the set's order, are base, the others novel; of an
-odd number base has one more. Written are
-
-    FOLDER/train.tar        `shots` images of every base class, each with the prompt of its class as its caption
-    FOLDER/base, novel      test sets in clip_benchmark's layout, which know no other class
-
-Or with all classes, for domain generalisation: train.tar has every class, and FOLDER/all is the test set of its domain.
-Test images are those of another set, or else what was not drawn: then at most half of a class's images are drawn.
+FOLDER/train.tar              `shots` images of every trained class, with the prompt of their class as caption
+FOLDER/base, novel (or all)   test sets in clip_benchmark's layout, which know no other class
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +20,7 @@ from prolip.evaluation.datasets.write import CONSTANT, image_member, write_wds
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: The paper's words, VACSR B.1.
-TEMPLATE = "a photo of a {c}"
+TEMPLATE = "a photo of a {c}"  # VACSR B.1
 TRAIN = "train.tar"
 SHOWN = 5
 
@@ -39,28 +33,21 @@ class LabelledImage(NamedTuple):
     content: str
 
 
-@dataclass(frozen=True)
-class FewShot:
-    """A draw. classes: of each part, base and novel or all, as labels; train: keys of the images to train on.
+class FewShot(NamedTuple):
+    """A draw."""
 
-    counts: how many images each trained class has in `train`; test: the images of each part's test set.
-    """
-
-    classes: dict[str, range]
-    train: frozenset[str]
-    counts: dict[int, int]
-    test: dict[str, list[LabelledImage]]
+    classes: dict[str, range]  # of each part, base and novel or all, as labels
+    train: dict[str, int]  # images to train on: key -> label
+    test: dict[str, list[LabelledImage]]  # the images of each part's test set
 
 
 def parts_of(number: int, together: bool = False) -> dict[str, range]:
-    """The classes 0 to number - 1 as base and novel, or as all. ValueError where a part would have a single class."""
+    """The classes 0 to number - 1: base, the first half and an odd one, and novel; or all. ValueError if too few."""
     half = (number + 1) // 2
     parts = {"all": range(number)} if together else {"base": range(half), "novel": range(half, number)}
     if min(map(len, parts.values())) < 2:
-        least = 2 if together else 4
-        raise ValueError(
-            f"{number} class(es) leave a part with a single one, which is always right: want {least} or more classes"
-        )
+        what = f"{number} class(es) leave a part with a single one, which is always right"
+        raise ValueError(f"{what}: want {2 if together else 4} or more classes")
     return parts
 
 
@@ -70,27 +57,23 @@ def draw(
     """The draw that seed and keys determine, whatever the order of the files: `shots` images of each trained class.
 
     Of a class with fewer images all are taken, without `test` half of them, rounded down; copies of drawn images are
-    then left out of the test set. Raises ValueError for sets that are no classification or do not have the same
-    classes, for classes without images, and where the test images hold drawn ones.
+    then left out of the test set. ValueError for sets that cannot make one.
     """
-    for one in (dataset, *([] if test is None else [test])):
-        if one.kind != "classification":
-            raise ValueError(f"{one.source} is a {one.kind} set: few-shot tasks want one class per image")
     if test is not None and test.classnames != dataset.classnames:
         raise ValueError(f"{test.source} has other classes than {dataset.source}: give two splits of one set")
+    pool = labelled(dataset)
     classes = parts_of(len(dataset.classnames), together)
-    pool = [LabelledImage(one.key, label, one.content) for one, label in labelled(dataset)]
     own: dict[int, list[LabelledImage]] = {label: [] for label in next(iter(classes.values()))}
     for row in sorted(pool, key=lambda row: fingerprint("few-shot", seed, row.key)):
         if row.label in own:
             own[row.label].append(row)
     wanted, what = (1, "image") if test is not None else (2, "second image, one to train on and one to test on")
     check_classes(dataset, [label for label, rows in own.items() if len(rows) < wanted], what)
-    drawn = {label: rows[: min(shots, len(rows) // wanted)] for label, rows in own.items()}
-    contents = {row.content for rows in drawn.values() for row in rows}
+    drawn = [row for rows in own.values() for row in rows[: min(shots, len(rows) // wanted)]]
+    contents = {row.content for row in drawn}
     rest = [row for row in pool if row.content not in contents]
     if test is not None:
-        rest = [LabelledImage(one.key, label, one.content) for one, label in labelled(test)]
+        rest = labelled(test)
         if shared := [row.key for row in rest if row.content in contents]:
             raise ValueError(
                 f"{len(shared)} of {len(rest)} test images of {test.source} are among those drawn to train on"
@@ -98,44 +81,39 @@ def draw(
             )
     shown = {row.label for row in rest}
     check_classes(test or dataset, [x for part in classes.values() for x in part if x not in shown], "test image")
-    return FewShot(
-        classes,
-        frozenset(row.key for rows in drawn.values() for row in rows),
-        {label: len(rows) for label, rows in drawn.items()},
-        {name: [row for row in rest if row.label in part] for name, part in classes.items()},
-    )
+    tests = {name: [row for row in rest if row.label in part] for name, part in classes.items()}
+    return FewShot(classes, {row.key: row.label for row in drawn}, tests)
 
 
-def labelled(dataset: Dataset) -> Iterator[tuple[Sample, int]]:
-    """Every image with its class. ValueError for one without."""
+def labelled(dataset: Dataset) -> list[LabelledImage]:
+    """Every image with its class. ValueError for other kinds of sets, and for an image without a class."""
+    if dataset.kind != "classification":
+        raise ValueError(f"{dataset.source} is a {dataset.kind} set: few-shot tasks want one class per image")
+    found = []
     for sample in dataset.samples():
         if not isinstance(sample.label, int):
             raise ValueError(f"the image {sample.key} of {dataset.source} has no class: give a labelled set")
-        yield sample, sample.label
+        found.append(LabelledImage(sample.key, sample.label, sample.content))
+    return found
 
 
 def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
     """ValueError where classes lack something."""
     if missing:
         names = ", ".join(repr(dataset.classnames[label]) for label in missing[:SHOWN])
-        raise ValueError(
-            f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what}"
-            f" ({names}): leave them out of the set, or give --test-data with images of all"
-        )
+        lacking = f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what} ({names})"
+        raise ValueError(f"{lacking}: leave them out of the set, or give --test-data with images of all")
 
 
 def write_few_shot(
     found: FewShot, dataset: Dataset, folder: Path, test: Dataset | None = None, template: str = TEMPLATE
 ) -> None:
-    """Write a draw of these sets in one step. FileExistsError where something of one is there already.
-
-    template: what the classes are called in training and in the tests, {c} where the name goes.
-    """
+    """Write a draw of these sets in one step; template: what a class is called, {c} where the name goes."""
     check_new(folder, found.classes)
     with replacing_folder(folder, kept=lambda name: True) as place:
         with TarWriter(str(place / TRAIN), **CONSTANT) as train:
-            for sample, label in labelled(dataset):
-                if sample.key in found.train:
+            for sample in dataset.samples():
+                if (label := found.train.get(sample.key)) is not None:
                     name = dataset.classnames[label]
                     caption = template.replace("{c}", name).replace("{}", name)
                     record = {"class": name, "label": label, "key": sample.key}
@@ -149,12 +127,12 @@ def write_few_shot(
 
 def part_of(dataset: Dataset, rows: Iterable[LabelledImage], classes: range, template: str) -> Dataset:
     """These images as a set of these classes."""
-    keys = {row.key for row in rows}
+    labels = {row.key: row.label - classes.start for row in rows}
 
     def samples() -> Iterator[Sample]:
-        for sample, label in labelled(dataset):
-            if sample.key in keys:
-                yield sample._replace(label=label - classes.start)
+        for sample in dataset.samples():
+            if sample.key in labels:
+                yield sample._replace(label=labels[sample.key])
 
     names = tuple(dataset.classnames[label] for label in classes)
     return replace(dataset, samples=samples, classnames=names, templates=(template,))
@@ -170,11 +148,10 @@ def check_new(folder: Path, parts: Iterable[str]) -> None:
 
 def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iterator[str]:
     """What was written, and the classes that have fewer images than was asked for."""
-    yield f"{folder / TRAIN}: {len(found.train)} images of {len(found.counts)} classes"
-    few = {label: count for label, count in found.counts.items() if count < shots}
-    if few:
-        named = ", ".join(f"{dataset.classnames[label]} {count}" for label, count in few.items())
-        yield f"  fewer than {shots} images of {len(few)} classes: {named}"
+    counts = Counter(found.train.values())
+    yield f"{folder / TRAIN}: {len(found.train)} images of {len(counts)} classes"
+    if few := [f"{dataset.classnames[label]} {count}" for label, count in counts.items() if count < shots]:
+        yield f"  fewer than {shots} images of {len(few)} classes: {', '.join(few)}"
     for name, rows in found.test.items():
         yield f"{folder / name}: {len(rows)} images of {len(found.classes[name])} classes"
     yield f"evaluate with --data {' '.join(f'wds:{folder / name}' for name in found.test)}"

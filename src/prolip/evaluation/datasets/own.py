@@ -1,4 +1,4 @@
-"""Own data as test sets: the rows of a table, images in a folder, training shards.
+"""Own data as test sets: the rows of a table, images in a folder or in class folders, training shards.
 
 Images with captions are retrieval, those with classes alone classification; of data with both, `task` chooses.
 """
@@ -6,6 +6,7 @@ Images with captions are retrieval, those with classes alone classification; of 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
@@ -13,37 +14,43 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+from timm.data import ImageNetInfo
+
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
-from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.folders import ImageRows, rows_of
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shard_index import parent
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import SAMPLES, printable, read_shard, survey
-from prolip.data.samples import Raw, image_bytes
-from prolip.data.sets.base import check_files
+from prolip.data.samples import IMAGE_SUFFIXES, Raw, image_bytes
+from prolip.data.sets import check_files
+from prolip.evaluation.datasets import webdataset as wds
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
-from prolip.evaluation.datasets.imagefolder import lines_beside, names_of, open_folder, templates_of
 from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks
-from prolip.evaluation.datasets.webdataset import CLASSNAMES, Reading, check_first, read_samples
-from prolip.utils.messages import NAMED, first_few
+from prolip.utils.documents import entries
+from prolip.utils.links import check_inside, walk
+from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 from prolip.utils.secrecy import redacted
+
+WNID = re.compile(r"n\d{8}")
+#: For folders that are no ImageNet classes: the name, as in a model's training on the folder, and CLIP's prompt.
+PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
+SPLITS = ("val", "validation", "test", "train", "training")
 
 
 class Classes(NamedTuple):
-    """numbers: of the classes by their labels in the data; the names of all classes, and the prompts."""
+    """The classes of own data."""
 
-    numbers: dict[str, int]
+    numbers: dict[str, int]  # by their labels in the data
     names: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
 
 
 def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """The images of a table or a folder, each with all of its captions, or with its class.
-
-    Errors of `read_rows`, and DamagedData for images without captions, or without a class; `damage` counts these.
-    """
+    """The images of a table or a folder, each with its captions or its class; `damage` counts those without."""
     every = read_rows(source, max_bad=None if damage is None else 1.0)
     rows, base, address = every.rows, base_of(source), source.address
     known = [stated_by_row(row) for row in rows]
@@ -51,10 +58,10 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     if source.kind == "images" and kind == "classification" and all(row.caption == row.record["class"] for row in rows):
         return open_folder(address, damage=damage)
     classes = classes_of(kind, known, Path(base))
-    samples = [sample_of(kind, classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
+    samples = [sample_of(classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
     if damage is None:
-        if lacking := [sample.key for sample in samples if is_bare(sample)]:
-            what = f"{first_few(lacking, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
+        if bare := [sample.key for sample in samples if sample.label is None and not sample.captions]:
+            what = f"{first_few(bare, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
             raise DamagedData(f"{what}: write it, or give --skip-damaged to leave them out")
         check_files([file_of(row) for row in rows], f"images of {address}")
     tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
@@ -62,7 +69,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     return Dataset(
         name=printable(Path(local_path(address.partition(",")[0])).absolute().stem),
         kind=kind,
-        samples=partial(read_images, partial(read_row, samples, every), samples, damage),  # which ranks send each other
+        samples=partial(read_images, partial(read_row, samples, every), samples, damage),  # partial: ranks pickle it
         fingerprint=fingerprint("rows", [(x.key, x.label, x.captions, mark) for x, mark in zip(samples, marks)]),
         source=str(source),
         classnames=classes.names,
@@ -72,23 +79,70 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     )
 
 
-def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """Training shards: the captions of `.txt` or `.json`, or the classes of `.cls` or `.json`.
+def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
+    """Images in class folders; a class is its folder's alphabetical rank, as torchvision's ImageFolder has it."""
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        itself = WNID.fullmatch(root.resolve().name)
+        remedy = f"it is a class itself, give {root.parent}" if itself else "give the folder above the classes"
+        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
+    for split in SPLITS:  # whose class folders would all be read as one class
+        if split in folders and any(entry.is_dir() for entry in os.scandir(root / split)):
+            raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}: give {root / split}")
+    paths: list[str] = []
+    samples: list[Sample] = []
+    for label, folder in enumerate(folders):
+        found = images_in(root, folder)
+        paths += found
+        samples += [Sample(printable(os.path.relpath(x, root).replace(os.sep, "/")), b"", label) for x in found]
+    sizes, classes = check_files(paths, f"images of {root}"), named_classes(root, folders)
+    return Dataset(
+        name=root.resolve().name,
+        kind="classification",
+        samples=partial(read_images, rows_of(paths), samples, damage),
+        fingerprint=fingerprint("folder", [(sample.key, size) for sample, size in zip(samples, sizes)]),
+        source=str(root),
+        classnames=classes.names,
+        templates=classes.prompts,
+        size=len(samples),
+        info={"folders": [printable(folder) for folder in folders]},
+        damage=damage,
+    )
 
-    DamagedData for shards that cannot be read, ValueError for samples with neither captions nor classes.
-    """
+
+def images_in(root: Path, folder: str) -> list[str]:
+    """The image files of one class in alphabetical order, subfolders too; ValueError for a link out of the root."""
+    found = [
+        os.path.join(here, name)
+        for here, names in walk(root, folder)
+        for name in names
+        if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    ]
+    for path in found:
+        check_inside(root, path)
+    if not found:
+        what = f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)})"
+        raise DamagedData(f"{what}: unpack it, or remove it")
+    return found
+
+
+def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
+    """Training shards: the captions of `.txt` or `.json`, or the classes of `.cls` or `.json`."""
     urls, address = tuple(shard.url for shard in expand_shards(source.address)), redacted(source.address)
     first, marks = list(islice(stated(urls), SAMPLES)), shard_marks(urls)
     if not first:
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-    reading = Reading(urls, kind, partial(parse_sample, kind, classes), damage)
-    check_first(reading)
+    reading = wds.Reading(urls, kind, partial(parse_sample, classes), damage)
+    wds.check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
         kind=kind,
-        samples=partial(read_samples, reading),
+        samples=partial(wds.read_samples, reading),
         fingerprint=fingerprint("shards", kind, marks, sorted(classes.numbers.items())),
         source=f"shards:{address}",
         classnames=classes.names,
@@ -104,9 +158,9 @@ def read_row(samples: Sequence[Sample], rows: ImageRows, number: int) -> Raw:
     return checked(samples[number], rows(number))
 
 
-def parse_sample(kind: Kind, classes: Classes, raw: Raw) -> Sample:
+def parse_sample(classes: Classes, raw: Raw) -> Sample:
     """One sample of a shard; SampleFault as `checked`."""
-    sample = sample_of(kind, classes, raw["__key__"], stated_by(raw))
+    sample = sample_of(classes, raw["__key__"], stated_by(raw))
     return sample._replace(image=image_bytes(checked(sample, raw)))
 
 
@@ -119,31 +173,23 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
                     yield stated_by(raw)
 
 
-def is_bare(sample: Sample) -> bool:
-    """Whether it has neither a caption nor a class."""
-    return sample.label is None and not sample.captions
-
-
 def checked(sample: Sample, raw: Raw) -> Raw:
     """The raw sample; SampleFault where the sample has neither a caption nor a class."""
-    if is_bare(sample):
+    if sample.label is None and not sample.captions:
         raise SampleFault("missing text", "it has no caption, or none of the classes")
     return raw
 
 
-def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:
-    """A sample without its bytes, with what the task is about."""
+def sample_of(classes: Classes, key: str, known: Stated) -> Sample:
+    """A sample without its bytes, with its class, or of data without classes with its captions."""
     captions, label = known
-    if kind == "retrieval":
+    if not classes.numbers:
         return Sample(key, b"", captions=tuple(captions))
     return Sample(key, b"", classes.numbers.get(label or ""))
 
 
 def kind_of(known: Sequence[Stated], task: Kind | None, address: str) -> Kind:
-    """The task that is asked for, else retrieval if there are captions; those that only repeat the class count as none.
-
-    ValueError for data without what the task takes.
-    """
+    """The task that is asked for, else retrieval if there are captions that do not only repeat the class."""
     captioned = any(captions and (task == "retrieval" or list(captions) != [label]) for captions, label in known)
     there: list[Kind] = ["retrieval"] if captioned else []
     there += ["classification"] if any(label for _, label in known) else []
@@ -154,16 +200,45 @@ def kind_of(known: Sequence[Stated], task: Kind | None, address: str) -> Kind:
 
 
 def classes_of(kind: Kind, known: Iterable[Stated], folder: Path) -> Classes:
-    """The classes of a classification, by the files beside the data that name classes and prompts.
-
-    Labels that are numbers are lines of classnames.txt, from 0. Without it classes are in the order of their labels.
-    """
+    """The classes of a classification, in the order of their labels; labels that are numbers are lines of names."""
     labels: Set[str] = {label for _, label in known if label} if kind == "classification" else set()
     if not labels:
         return Classes({})
-    order = sorted(labels, key=lambda label: (int(label) if label.isdecimal() else -1, label))
-    lines = lines_beside(folder, CLASSNAMES) or ()
-    if lines and all(label.isdecimal() and int(label) < len(lines) for label in labels):
-        return Classes({label: int(label) for label in order}, lines, templates_of(folder, order))
-    numbers = {label: number for number, label in enumerate(order)}
-    return Classes(numbers, names_of(folder, order), templates_of(folder, order))
+    return named_classes(folder, sorted(labels, key=lambda x: (int(x) if x.isdecimal() else -1, x)), numbered=True)
+
+
+def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Classes:
+    """Classes with names and prompts: of files in the folder or its parent, of ImageNet, or the labels themselves.
+
+    numbered: labels that are numbers are lines of classnames.txt, from 0.
+    """
+    imagenet = all(WNID.fullmatch(label) for label in labels)
+    templates, names = lines_beside(folder, wds.TEMPLATES), lines_beside(folder, wds.CLASSNAMES)
+    prompts = PLAIN_TEMPLATES if templates is None else wds.check_templates(templates, folder)
+    if templates is None and imagenet:
+        prompts = tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
+    if names and numbered and all(label.isdecimal() and int(label) < len(names) for label in labels):
+        return Classes({label: int(label) for label in labels}, names, prompts)
+    if names is None and imagenet:
+        known = dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
+        if strange := [label for label in labels if label not in known]:
+            what = f"{len(strange)} folders of {folder} are no classes of ImageNet-1k ({', '.join(strange[:3])})"
+            raise ValueError(f"{what}: give their names with a {wds.CLASSNAMES} in the folder")
+        names = tuple(known[label] for label in labels)
+    elif names is None:
+        names = tuple(printable(label.replace("_", " ")) for label in labels)
+    if len(names) != len(labels):
+        what = f"{len(names)} class names for {len(labels)} classes of {folder} ({labels[0]}, ...)"
+        raise ValueError(f"{what}: give one name per class, in alphabetical order of their folders or labels")
+    return Classes({label: number for number, label in enumerate(labels)}, names, prompts)
+
+
+def lines_beside(root: Path, name: str) -> tuple[str, ...] | None:
+    """The lines of the file `name` in the root or its parent; None without one."""
+    place = next((x for x in (root / name, root.resolve().parent / name) if x.is_file()), None)
+    if place is None:
+        return None
+    lines = entries(place.read_text(encoding="utf-8-sig"), place)
+    if not lines:
+        raise ValueError(f"{place} is empty: write a line per entry, or remove it")
+    return lines

@@ -1,8 +1,7 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
 
-A new format takes a module here with a function that returns a `Dataset`, and its line in READERS (docs/evaluation.md
-has an example). A set of captioned images is a module and a line of `prolip.data.sets`, and training reads
-it too.
+A new format is a module here with a function that returns a `Dataset`, and a line in READERS (docs/evaluation.md has an
+example). A set of captioned images is a function and a line of `prolip.data.sets`; training reads it too.
 """
 
 from __future__ import annotations
@@ -24,24 +23,22 @@ if TYPE_CHECKING:
 
 
 class SetReader(NamedTuple):
-    """open: module of this folder and function, imported late, as the command line shows the forms; splits: whether it
-    has any; by_source: whether it takes the source itself and a task, or the address alone; form: how a user writes it,
-    of a word that is not in KINDS."""
+    """How a kind of test set is opened."""
 
-    open: str
+    open: str  # module of this folder and function, imported late, as the command line shows the forms
     splits: bool = False
-    by_source: bool = False
-    form: str = ""
+    by_source: bool = False  # whether it takes the source itself and a task, or the address alone
+    form: str = ""  # how a user writes it, of a word that is not in KINDS
 
 
 READERS = {
     **dict.fromkeys(ROWS, SetReader("own.open_rows", by_source=True)),
-    **dict.fromkeys(SETS, SetReader("captions.open_published", splits=True, by_source=True)),
+    **dict.fromkeys(SETS, SetReader("published.open_published", splits=True, by_source=True)),
     "shards": SetReader("own.open_shards", by_source=True),
     "wds": SetReader("webdataset.open_wds", splits=True),
-    "imagenet": SetReader("imagefolder.open_folder"),
-    "captions": SetReader("csv_zip.open_caption_table"),
-    "winogavil": SetReader("csv_zip.open_winogavil"),
+    "imagenet": SetReader("own.open_folder"),
+    "captions": SetReader("published.open_caption_table"),
+    "winogavil": SetReader("published.open_winogavil"),
 }
 FORMS = ", ".join(reader.form or KINDS[word] for word, reader in READERS.items())
 
@@ -55,23 +52,19 @@ def has_splits(spec: str) -> bool:
 def open_dataset(
     spec: str, split: str | None = None, damage: FaultCounter | None = None, task: Kind | None = None
 ) -> Dataset:
-    """The data set that a word and its addresses name; ValueError for another word or number of addresses.
+    """The data set that a word and its addresses name.
 
-    split: of readers that have splits, default test; of all readers a number: the share of the images that is held out
-    by their content. task: of own data that have both captions and classes; other sets have one. Errors of the readers
-    pass through.
+    split: a name (default test), or a number: the share of the images that is held out by their content. task: of own
+    data that have both captions and classes.
     """
     word, _, address = spec.partition(":")
-    if word in READERS and READERS[word].form and address:
-        source = NamedSource(word, address)
-    else:
-        source = parse_source(spec, "the data set", READERS)
+    own_form = word in READERS and READERS[word].form and address
+    source = NamedSource(word, address) if own_form else parse_source(spec, "the data set", READERS)
     reader, part = READERS[source.kind], parse_split(split)
     options: dict[str, Any] = {"split": part} if isinstance(part, str) else {}
     if options and not reader.splits:
-        raise ValueError(
-            f"{reader.form or KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1"
-        )
+        form = reader.form or KINDS[source.kind]
+        raise ValueError(f"{form} has no splits: drop --split {split}, or give a share such as 0.1")
     module, _, name = reader.open.partition(".")
     open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
     given = [source, task] if reader.by_source else [source.address]

@@ -1,4 +1,4 @@
-"""Small files and shards of a test set in a folder or behind a URL: what is there, what it says, whether it changed."""
+"""Small files and shards of a test set in a folder or behind a URL."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from prolip.data.reading.stream import check_address, is_local, local_path, open
 from prolip.utils.documents import entries
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
-#: Bytes of a shard's head, middle and tail that its mark is made of.
-SAMPLED = 2**16
+SAMPLED = 2**16  # bytes of a shard's head, middle and tail that its mark is made of
 CONNECTIONS = 8
-#: Bytes of a small file: names of classes, prompts, further pairs.
-TEXT_BYTES = 2**26
+TEXT_BYTES = 2**26  # of a small file: names of classes, prompts, further pairs
 #: The page of a data set on the hub: its small files are under raw/, its large ones under resolve/.
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
@@ -38,16 +36,15 @@ class SetPlace(NamedTuple):
         try:
             with closing(open_stream(url)) as stream:
                 data = read_up_to(stream, TEXT_BYTES + 1)
+            if len(data) > TEXT_BYTES:
+                raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
         except ShardFault as fault:
             if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
                 return None
             raise unreadable(url, fault) from fault
-        if len(data) > TEXT_BYTES:
-            raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
-        try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
 
     def lines(self, *parts: str) -> tuple[str, ...]:
         """The stripped lines of a text file, () where there is none; DamagedData for a blank one among them."""
@@ -58,10 +55,7 @@ class SetPlace(NamedTuple):
 
 
 def find_place(source: str | os.PathLike) -> SetPlace:
-    """A folder, any URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME.
-
-    FileNotFoundError where a local folder is missing.
-    """
+    """A folder, a URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME."""
     source = str(source)
     if source.startswith("hf-hub:"):
         from huggingface_hub.constants import ENDPOINT
@@ -74,10 +68,9 @@ def find_place(source: str | os.PathLike) -> SetPlace:
     if not is_local(source):
         return SetPlace(source, source, source)
     path = local_path(source)
-    if os.path.isfile(path):
-        raise FileNotFoundError(f"{path} is a file: give the folder of the test set")
     if not os.path.isdir(path):
-        raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
+        why = "it is a file: give the folder of the test set" if os.path.isfile(path) else explain_missing(path)
+        raise FileNotFoundError(f"no test set at {path}: {why}")
     return SetPlace(source, path, path)
 
 
@@ -87,11 +80,7 @@ def join(base: str, *parts: str) -> str:
 
 
 def shard_marks(urls: Sequence[str]) -> list[str]:
-    """A mark of each shard that changes with it, and at once the check that all of them are there.
-
-    Of local files: size and the bytes at the head, in the middle and at the tail; of others the size and version that
-    the server reports. FileNotFoundError naming shards that are missing, DamagedData for those that cannot be opened.
-    """
+    """A mark of each shard: `file_mark`, or of URLs the server's size and version; FileNotFoundError, DamagedData."""
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
         what = f"{len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)}"
@@ -127,7 +116,7 @@ def file_mark(path: str | os.PathLike) -> str:
 
 
 def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
-    """The folder of local archives and when one of them was last written, in ns; None for others."""
+    """The folder of local archives and when one of them was last written, in ns; None for URLs."""
     if not all(is_local(path) for path in paths):
         return None
     files = [os.path.abspath(local_path(path)) for path in paths]

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -39,25 +39,26 @@ MEMBERS: dict[str, str] = {"classification": "cls", "multilabel": "npy", "retrie
 
 
 class Reading(NamedTuple):
-    """What a pass over shards needs to know. parse: makes a sample of a raw one, or raises SampleFault."""
+    """What a pass over shards needs to know."""
 
     urls: tuple[str, ...]
     kind: Kind
-    parse: Callable[[Raw], Sample]
+    parse: Callable[[Raw], Sample]  # raises SampleFault
     damage: FaultCounter | None = None
 
 
 def open_wds(
     source: str | os.PathLike, split: str = "test", name: str | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
-    """A data set in the layout above, in a folder, at a URL that shards may have, or on a page of the hub.
+    """A data set in the layout above, of which everything but the inside of the shards is checked here.
 
-    Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
-    for files that do not say what they should. damage: see `Dataset`.
+    source: a folder, a URL that shards may have, or a page of the hub. FileNotFoundError, DamagedData.
     """
     place = find_place(source)
     count = shard_count(place, split)
-    kind = read_kind(place)
+    kind = cast(Kind, (place.text(TYPE) or "classification").strip().lower())
+    if kind not in MEMBERS:
+        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(MEMBERS)}")
     classnames: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     if kind != "retrieval":
@@ -71,8 +72,8 @@ def open_wds(
     pairs = read_relevance(place, split) if kind == "retrieval" else None
     marks = shard_marks(urls)
     check_first(reading)
-    here = is_local(place.data)
-    address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
+    local = is_local(place.data)
+    address = os.path.abspath(local_path(place.source)) if local else place.source.split("/tree/")[0].rstrip("/")
     return Dataset(
         name=name or os.path.basename(redacted(address)).removeprefix("wds_"),
         kind=kind,
@@ -98,47 +99,35 @@ def check_templates(templates: tuple[str, ...], where: object) -> tuple[str, ...
 
 def check_first(reading: Reading) -> None:
     """DamagedData where none of the first samples of local shards can be used: before anything is computed."""
-    if not all(map(is_local, reading.urls)):
-        return
-    try:
-        refuse_unusable(reading.urls, reading.parse, None, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
-    except ValueError as error:
-        raise DamagedData(str(error)) from error
+    if all(map(is_local, reading.urls)):
+        try:
+            refuse_unusable(reading.urls, reading.parse, None, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
+        except ValueError as error:
+            raise DamagedData(str(error)) from error
 
 
 def shard_count(place: SetPlace, split: str) -> int:
-    """What nshards.txt says."""
+    """What nshards.txt says; without one FileNotFoundError says where the data set is: above, below, another split."""
     text = place.text(split, COUNT)
     if text is None:
-        where = elsewhere(local_path(place.data), split) if is_local(place.data) else "the address has none"
-        raise FileNotFoundError(
-            f"no {split}/{COUNT} at {place.source}: {where}. Give the folder above {split}/ of a data set"
-        )
+        where = "the address has none"
+        if is_local(place.data):
+            here = Path(local_path(place.data)).resolve()
+            above = [folder for folder in here.parents[:2] if (folder / split / COUNT).is_file()]
+            below, other = sorted(here.glob(f"*/{split}/{COUNT}")), sorted(here.glob(f"*/{COUNT}"))
+            if above:
+                where = f"it lies inside a data set: give {above[0]}"
+            elif below:
+                where = f"it is one level too high: give {below[0].parent.parent}"
+            else:
+                split_of = other[0].parent.name if other else ""
+                where = f"it has the split {split_of}: give --split {split_of}" if other else folder_holds(here)
+        what = f"no {split}/{COUNT} at {place.source}: {where}"
+        raise FileNotFoundError(f"{what}. Give the folder above {split}/ of a data set")
     if not text.strip().isdecimal() or len(text.strip()) > 7 or int(text) < 1:
         said = f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}"
         raise DamagedData(f"{said}: want the number of shards, below 10,000,000")
     return int(text)
-
-
-def elsewhere(folder: str, split: str) -> str:
-    """Where the data set is that a local folder is not: above it, below it, or another split; else what it holds."""
-    here = Path(folder).resolve()
-    above = next((found for found in here.parents[:2] if (found / split / COUNT).is_file()), None)
-    below = next(iter(sorted(here.glob(f"*/{split}/{COUNT}"))), None)
-    other = next(iter(sorted(here.glob(f"*/{COUNT}"))), None)
-    if above:
-        return f"it lies inside a data set: give {above}"
-    if below:
-        return f"it is one level too high: give {below.parent.parent}"
-    return f"it has the split {other.parent.name}: give --split {other.parent.name}" if other else folder_holds(here)
-
-
-def read_kind(place: SetPlace) -> Kind:
-    """What dataset_type.txt says; classification without it."""
-    kind = (place.text(TYPE) or "classification").strip().lower()
-    if kind not in MEMBERS:
-        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(MEMBERS)}")
-    return kind  # type: ignore[return-value]
 
 
 def read_relevance(place: SetPlace, split: str) -> frozenset[tuple[str, int]] | None:
@@ -150,48 +139,18 @@ def read_relevance(place: SetPlace, split: str) -> frozenset[tuple[str, int]] | 
         pairs = loads(text, unique=True)["pairs"]
         return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DamagedData(
-            f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}} '
-            f"({type(error).__name__}: {error}): write it again"
-        ) from error
+        what = f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}}'
+        raise DamagedData(f"{what} ({type(error).__name__}: {error}): write it again") from error
 
 
 def read_samples(reading: Reading, share: Share = WHOLE) -> Iterator[Sample]:
-    """All samples in the order of the shards, `unique_keys` given. A share is whole shards, or where these are fewer
-    than shares every so-many-th sample.
-    """
+    """The samples in the order of the shards. A share is whole shards, or where these are too few every n-th sample."""
     if len(reading.urls) >= share.of:
         yield from unique_keys(raw_samples(reading, share.take(reading.urls)))
         return
     if share.number and reading.damage is not None:  # every share reads everything; the first one counts
         reading = reading._replace(damage=FaultCounter())
     yield from (sample for _, sample in share.take(unique_keys(raw_samples(reading, enumerate(reading.urls)))))
-
-
-def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
-    """The samples of numbered shards, under the keys that they have there."""
-    damage = reading.damage
-
-    def count(url: str, fault: SampleFault) -> None:  # what does not end a shard; what costs no sample is not damage
-        if damage is not None and fault.kind not in UNCHARGED:
-            damage.add(fault, url=url)
-
-    for number, url in urls:
-        if damage is not None:
-            damage.shards += 1
-        try:
-            on_fault = None if damage is None else partial(count, url)
-            for inside, raw in enumerate(read_shard(url, on_fault)):
-                if damage is not None:
-                    damage.samples += 1
-                try:
-                    sample = reading.parse(raw)._replace(place=(number, inside))
-                except SampleFault as fault:
-                    note_fault(damage, fault, raw["__key__"], url)
-                else:
-                    yield sample
-        except SampleFault as fault:
-            note_fault(damage, fault, place=url)
 
 
 def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -203,8 +162,31 @@ def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
         yield sample._replace(key=key)
 
 
+def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
+    """The samples of numbered shards, under the keys that they have there."""
+    damage = FaultCounter() if reading.damage is None else reading.damage
+
+    def count(fault: SampleFault) -> None:  # what does not end a shard; what costs no sample is not damage
+        if fault.kind not in UNCHARGED:
+            damage.add(fault, url=url)
+
+    for number, url in urls:
+        damage.shards += 1
+        try:
+            for inside, raw in enumerate(read_shard(url, None if reading.damage is None else count)):
+                damage.samples += 1
+                try:
+                    sample = reading.parse(raw)._replace(place=(number, inside))
+                except SampleFault as fault:
+                    note_fault(reading.damage, fault, raw["__key__"], url)
+                else:
+                    yield sample
+        except SampleFault as fault:
+            note_fault(reading.damage, fault, place=url)
+
+
 def parse(kind: Kind, classes: int, raw: Raw) -> Sample:
-    """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
+    """A raw sample with its label, groups or captions; SampleFault for what is missing or makes no sense."""
     key, image = raw["__key__"], image_bytes(raw)
     if kind == "retrieval":
         if "txt" not in raw:
@@ -214,7 +196,12 @@ def parse(kind: Kind, classes: int, raw: Raw) -> Sample:
         except UnicodeDecodeError as error:
             raise SampleFault("bad text", str(error)) from error
         return Sample(key, image, captions=tuple(line for line in lines if line.strip()))
-    array = array_of(raw)
+    array = None
+    if "npy" in raw:
+        try:
+            array = np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
+        except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
+            raise SampleFault("bad array", f"npy cannot be read: {error}") from error
     if kind == "multilabel":
         if array is None or array.shape != (classes,) or not np.isin(array, (0, 1)).all():
             got = "no npy member" if array is None else f"an array {array.shape} of {array.dtype}"
@@ -228,16 +215,6 @@ def parse(kind: Kind, classes: int, raw: Raw) -> Sample:
     if not text.isdecimal() or len(text) > 9 or int(text) >= classes:
         raise SampleFault("bad label", f"cls says {text[:40]!r}; {CLASSNAMES} has the classes 0 to {classes - 1}")
     return Sample(key, image, int(text), array)
-
-
-def array_of(raw: Raw) -> np.ndarray | None:
-    """The flat array in `.npy`, None without one."""
-    if "npy" not in raw:
-        return None
-    try:
-        return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
-    except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
-        raise SampleFault("bad array", f"npy cannot be read: {error}") from error
 
 
 def class_files(classes: Sequence[str], templates: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Shards of a source: those that training reads, and test sets in clip_benchmark's layout."""
+"""Writers of training shards, and of test sets in clip_benchmark's layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from webdataset import ShardWriter
 from prolip.data.faults import DamagedData
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
 from prolip.data.samples import Raw
-from prolip.evaluation.datasets.base import Dataset, Sample
+from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils.outputs import check_output, replacing_folder
 
@@ -32,9 +32,7 @@ def write_shards(folder: Path, samples: Iterable[Raw], pattern: str = "%d.tar", 
 
 def image_member(data: bytes) -> dict[str, bytes]:
     """An image under the suffix that fits its first bytes."""
-    if data[:4] == b"RIFF":
-        return {"webp": data}
-    return {"png" if data.startswith(b"\x89PNG") else "jpg": data}
+    return {{b"RIFF": "webp", b"\x89PNG": "png"}.get(data[:4], "jpg"): data}
 
 
 def check_empty(folder: str | os.PathLike) -> Path:
@@ -46,7 +44,7 @@ def check_empty(folder: str | os.PathLike) -> Path:
 
 
 def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int = SHARD) -> int:
-    """Write samples as training shards with their index, in one step; how many. A key that is there gets a number."""
+    """Write samples as training shards with their index, in one step; how many. A repeated key gets a number."""
     keys: set[str] = set()
 
     def numbered() -> Iterator[Raw]:
@@ -64,10 +62,7 @@ def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int
 
 
 def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -> int:
-    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images.
-
-    Line breaks in captions become blanks. ValueError for other kinds, and for matches by class, which it cannot hold.
-    """
+    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images."""
     if dataset.kind not in ("classification", "retrieval") or dataset.info.get("relevant_by"):
         what = "retrieval by class" if dataset.info.get("relevant_by") else dataset.kind
         raise ValueError(f"{dataset.source} is {what}, which --layout wds has no files for: leave --layout out")
@@ -76,11 +71,13 @@ def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -
     def samples() -> Iterator[Raw]:
         for number, sample in enumerate(dataset.samples()):
             keys[sample.key] = f"{number:07d}"
-            yield {"__key__": keys[sample.key], **image_member(sample.image), **text_of(sample)}
+            texts = {"cls": str(sample.label).encode()}
+            if sample.captions is not None:
+                texts = {"txt": "\n".join(" ".join(text.splitlines()) for text in sample.captions).encode()}
+            yield {"__key__": keys[sample.key], **image_member(sample.image), **texts}
 
-    files = {TYPE: "retrieval\n"}
-    if dataset.kind == "classification":
-        files = class_files(dataset.classnames, dataset.templates)
+    classes = dataset.kind == "classification"
+    files = class_files(dataset.classnames, dataset.templates) if classes else {TYPE: "retrieval\n"}
     with replacing_folder(check_empty(folder)) as place:
         write_split(place, samples(), files, shard)
         if not keys:
@@ -93,16 +90,9 @@ def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -
     return len(keys)
 
 
-def text_of(sample: Sample) -> dict[str, bytes]:
-    """What is beside the image."""
-    if sample.captions is None:
-        return {"cls": str(sample.label).encode()}
-    return {"txt": "\n".join(" ".join(text.splitlines()) for text in sample.captions).encode()}
-
-
 def write_split(place: Path, samples: Iterable[Raw], files: Mapping[str, str], shard: int = SHARD) -> None:
     """Write samples as the shards of a split, and small files by their path."""
     write_shards(place / SPLIT, samples, shard=shard)
-    count = len(list((place / SPLIT).glob("*.tar")))
-    for name, text in {**files, f"{SPLIT}/{COUNT}": f"{count}\n"}.items():
+    count = f"{len(list((place / SPLIT).glob('*.tar')))}\n"
+    for name, text in {**files, f"{SPLIT}/{COUNT}": count}.items():
         (place / name).write_text(text, encoding="utf-8")

@@ -14,12 +14,11 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
 from prolip.data.augment import crops
-from prolip.data.augment.crops import RATIO, RandomCrop, aligned, dct_factor, draw_box
+from prolip.data.augment.crops import RATIO, RandomCrop, draw_box
 from prolip.data.images import decode_image
 
-PHOTOS = [
-    (Path(sklearn.datasets.__file__).parent / "images" / name).read_bytes() for name in ("china.jpg", "flower.jpg")
-]
+IMAGES = Path(sklearn.datasets.__file__).parent / "images"
+PHOTOS = [(IMAGES / name).read_bytes() for name in ("china.jpg", "flower.jpg")]
 
 
 def jpeg(width, height, seed=0):
@@ -39,13 +38,13 @@ def pillow(image, box, size):
 
 @pytest.mark.parametrize(
     "height, width, scale",
-    [(512, 512, (0.8, 1.0)), (768, 1024, (0.8, 1.0)), (480, 640, (0.1, 1.0)), (90, 31, (0.5, 1.0)), (9, 7, (0.3, 0.9))],
+    [(512, 512, (0.8, 1.0)), (480, 640, (0.1, 1.0)), (90, 31, (0.5, 1.0))],
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, scale):
     torch.manual_seed(0)
     outline, rng = torch.empty(1).expand(3, height, width), Random(0)
-    want = np.array([RandomResizedCrop.get_params(outline, list(scale), list(RATIO)) for _ in range(3000)], float)
-    got = np.array([draw_box(height, width, scale, rng) for _ in range(3000)], float)
+    want = np.array([RandomResizedCrop.get_params(outline, list(scale), list(RATIO)) for _ in range(2000)], float)
+    got = np.array([draw_box(height, width, scale, rng) for _ in range(2000)], float)
     assert (got >= 0).all() and (got[:, 2:] >= 1).all()
     assert (got[:, 0] + got[:, 2] <= height).all() and (got[:, 1] + got[:, 3] <= width).all()
     # the marginals, and what would differ if edges were drawn in another dependence: area, shape, middle
@@ -65,33 +64,21 @@ def test_images_too_long_for_any_box_give_torchvisions_middle(height, width):
     assert draw_box(height, width, (0.95, 1.0), Random(0)) == tuple(want)
 
 
-@pytest.mark.parametrize(
-    "scale, data",
-    [
-        ((0.8, 1.0), PHOTOS[0]),
-        ((0.8, 1.0), PHOTOS[1]),
-        ((0.8, 1.0), jpeg(512, 512)),
-        ((0.8, 1.0), jpeg(1024, 768)),
-        ((0.3, 1.0), PHOTOS[0]),
-        ((0.3, 1.0), jpeg(101, 77)),
-        ((0.3, 1.0), jpeg(30, 200)),
-        ((0.3, 1.0), jpeg(240, 500)),
-    ],
-)
+CASES = [(0.8, PHOTOS[0]), (0.8, PHOTOS[1]), (0.8, jpeg(1024, 768)), (0.3, PHOTOS[0]), (0.3, jpeg(30, 200))]
+
+
+@pytest.mark.parametrize("low, data", CASES)
 @pytest.mark.parametrize("size", [(224, 224), (64, 48)])
-def test_pixels_are_those_of_pillow_but_for_a_level_here_and_there(size, scale, data):
-    image = decode_image(data)
-    ours = RandomCrop(size, scale)
-    for seed in range(5):
+def test_pixels_are_those_of_pillow_but_for_a_level_here_and_there(size, low, data):
+    image, ours = decode_image(data), RandomCrop(size, (low, 1.0))
+    for seed in range(3):
         got = ours.from_file(data, Random(seed))
         assert got.dtype == torch.uint8 and got.shape == (3, *size) and got.is_contiguous()
         box, factor = ours.draw(image.height, image.width, Random(seed))
         off = (got.short() - pillow(image, box, size)).abs()
         assert factor == 1 and off.float().mean() < 0.02
-        if scale[0] == 0.8:
-            assert off.max() <= 1
-        else:  # small or enlarged boxes: what is a level off after the rows may be two after the columns
-            assert off.max() <= 2 and off.gt(1).float().mean() < 1e-4
+        # small or enlarged boxes: what is a level off after the rows may be two after the columns
+        assert off.max() <= (1 if low == 0.8 else 2) and off.gt(1).float().mean() < 1e-4
 
 
 def test_tall_boxes_are_shrunk_in_pillows_order(monkeypatch):
@@ -120,14 +107,16 @@ def test_scaled_decoding_is_close_and_off_by_default():
 
 
 def test_boxes_of_scaled_files_fall_on_whole_pixels_and_move_by_less_than_one():
-    rng = Random(0)
-    for _ in range(300):
-        height, width = rng.randrange(64, 400), rng.randrange(64, 400)
-        box = draw_box(height, width, (0.2, 1.0), rng)
-        factor = dct_factor(box, (16, 16))
-        top, left, rows, columns = aligned(box, factor, height, width)
+    plain, scaled = (RandomCrop((16, 16), (0.2, 1.0), dct_scaled=flag) for flag in (False, True))
+    factors = set()
+    for seed in range(300):
+        height, width = Random(seed).randrange(64, 400), Random(seed + 1000).randrange(64, 400)
+        box, _ = plain.draw(height, width, Random(seed))
+        (top, left, rows, columns), factor = scaled.draw(height, width, Random(seed))
+        factors.add(factor)
         assert top % factor == left % factor == 0
         assert (top + rows) % factor == 0 or top + rows == height
         assert (left + columns) % factor == 0 or left + columns == width
         moved = np.subtract((top, left, top + rows, left + columns), (*box[:2], box[0] + box[2], box[1] + box[3]))
         assert np.abs(moved).max() <= factor / 2
+    assert factors >= {2, 4, 8}

@@ -5,18 +5,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import plain, write_shards
 from torch.utils.data import get_worker_info
 
-from prolip.data.loader import lost_worker
-from prolip.utils.threads import raise_file_limit
 
-
-@pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (None, 1024, 2), (3, 4, 3)])
+@pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (3, 4, 3)])
 def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_as_the_batch_wants(
     tmp_path, prefetch, batch_size, ahead
 ):
@@ -40,35 +36,16 @@ def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_as_the_batch_want
     loader.close()
 
 
-@pytest.fixture
-def file_limit():
-    """Sets the soft limit of open files; what it was before comes back."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def lower(soft):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-        return lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    yield lower
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(file_limit):
-    limits = file_limit(256)
-    hard = limits()[1]
-    for _ in range(2):
-        raise_file_limit()
-        assert limits() == (hard, hard)
-
-
 def open_files(process):
     return len(os.listdir(f"/proc/{process}/fd"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
-def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, file_limit):
+def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, request):
     """While one worker is slow, the chunks of the other pile up in this process, two open files each."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
     main, allowed = os.getpid(), open_files("self") + 40
     most, deadline = multiprocessing.Value("q", 0), time.monotonic() + 60
 
@@ -79,11 +56,11 @@ def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, fi
         return plain(image)
 
     write_shards(tmp_path, [16, 16])
-    file_limit(allowed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, before[1]))
     loader = build(tmp_path, batch_size=2, workers=2, transform=slow, train_num_samples=100)
     assert len(epoch(loader)) == 50
     loader.close()
-    assert most.value > allowed
+    assert most.value > allowed and resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
 
 
 def test_workers_live_through_epochs_and_end_with_the_loader(tmp_path):
@@ -105,8 +82,7 @@ def test_workers_live_through_epochs_and_end_with_the_loader(tmp_path):
     assert workers() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
-def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path, number):
+def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path):
     """The run finishes its step and saves, for which it may need another batch."""
     write_shards(tmp_path, [16, 16])
     loader = build(tmp_path, workers=2, prefetch=1)
@@ -114,7 +90,8 @@ def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path
     batches = iter(loader)
     next(batches)
     for worker in set(multiprocessing.active_children()) - others:
-        os.kill(worker.pid, number)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(worker.pid, number)
     time.sleep(0.1)
     assert len(list(batches)) == 7
     loader.close()
@@ -134,17 +111,3 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp
     with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
         list(batches)
     assert set(multiprocessing.active_children()) == others
-
-
-@pytest.mark.parametrize(
-    "error", [EOFError(), ConnectionResetError(), RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")]
-)
-def test_a_worker_that_was_killed_is_named_with_its_signal_whatever_came_of_it(error):
-    """Torch says no more than `exited unexpectedly` where the fetch finds the worker dead."""
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    process.start()
-    process.kill()
-    workers = SimpleNamespace(_iterator=SimpleNamespace(_workers=[process]))
-    assert lost_worker(error, workers) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
-    for other in (ValueError("bad"), RuntimeError("Pin memory thread exited unexpectedly")):
-        assert lost_worker(other, workers) is None

@@ -11,32 +11,28 @@ from pathlib import Path
 
 import pytest
 from distributed_helpers import run_ranks
+from tiny_loaders import epoch
 from tiny_tars import letters, plain, png, write_shards
 
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
-from training.config import build_config
-from training.evaluate import open_validation
 from training.parallel.distributed import World, from_first
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
 SHARDS = {
-    "indexed": {},
-    "by two workers": {"workers": 2},
+    "indexed": {"workers": 2},
     "one shard": {},
     "resampled": {"dataset_resampled": True, "train_data_upsampling_factors": "2::1"},
 }
-ROWS = {"table": {}, "split": {"split": 0.4}}
-#: Parts of the error of data that cannot be used, and its kind.
+DATA = SHARDS | {"table": {"split": 0.4}}
+#: Data that cannot be used, and its error.
 WRONG = [
-    ("{0..3}.tar", {}, "1 of 4 shards are missing", "FileNotFoundError"),
-    ("0.tar", {}, "says that", "ValueError"),
-    ("odd/*.tar", {}, "is no JSON", "ValueError"),
-    ("{1..2}.tar", {"select": "group=none"}, "that fits --select", "ValueError"),
-    ("bad/0.tar", {}, "is no tar archive", "ValueError"),
-    ("no.csv", {}, "is missing", "FileNotFoundError"),
-    ("{0..2}.tar", {"shard_index": "/no.json"}, "--shard-index", "OSError"),
+    ("{0..3}.tar", {}, "1 of 4 shards are missing", FileNotFoundError),
+    ("0.tar", {}, "says that", ValueError),
+    ("odd/*.tar", {}, "is no JSON", ValueError),
+    ("bad/0.tar", {}, "is no tar archive", ValueError),
+    ("{0..2}.tar", {"shard_index": "/no.json"}, "--shard-index", OSError),
 ]
 
 
@@ -68,41 +64,14 @@ def calls_of(folder: Path, rank: int) -> tuple[list[list[str]], list[list[str]]]
     return lines[:built], lines[built + 1 :]
 
 
-def keys_of(loader, epochs: int = 2) -> list[list[str]]:
-    keys = []
-    for epoch in range(epochs):
-        loader.set_epoch(epoch)
-        keys += [batch["key"] for batch in loader]
+def keys_of(loader) -> list[list[str]]:
+    keys = [batch["key"] for number in range(2) for batch in epoch(loader, number)]
     loader.close()
     return keys
 
 
-def failure(folder: str, data: str, settings: dict, **place) -> tuple[str, str]:
-    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
-        build_loader(
-            DataConfig(train_data=f"{folder}/{data}", batch_size=2, workers=0, **settings), plain, letters, **place
-        )
-    return type(caught.value).__name__, str(caught.value)
-
-
-def sets_of(rank: int, folder: str, ranks: int = 2) -> list[tuple]:
-    """The test sets of a run, and their samples."""
-    calls = Calls(folder, rank) if ranks > 1 else None
-    sets = (f"shards:{folder}/{{0..1}}.tar", f"csv:{folder}/d.csv", f"images:{folder}/in")
-    settings = {
-        "data": {"train_data": f"{folder}/*.tar", "batch_size": 2},
-        "val": {"val_data": sets, "val_split": "0.5"},
-    }
-    config = build_config("prolip", {"model": {"model": "ProLIP-ViT-test"}, **settings})
-    tasks = open_validation(config, None, None, World(rank=rank, world_size=ranks)).tasks
-    if calls is not None:
-        calls.note("built", folder)
-    samples = [[(one.key, one.captions, one.label, one.content) for one in task.samples()] for task in tasks]
-    return [(task.name, task.fingerprint, task.kind, task.classnames, part) for task, part in zip(tasks, samples)]
-
-
-def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict, list, list]:
-    """What a rank of two reads of each data, its calls noted; its errors; its test sets."""
+def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict, list]:
+    """What a rank of two reads of each data, its calls noted; its errors."""
     multiprocessing.set_start_method("fork", force=True)  # as in a run: workers note their calls, too
     place = {"rank": rank, "world_size": 2, "once": partial(from_first, world=World(rank=rank, world_size=2))}
     keys = {}
@@ -111,8 +80,13 @@ def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict,
         loader = build_loader(config, plain, letters, **place)
         calls.note("built", calls.folder)
         keys[kind] = keys_of(loader)
-    errors = [failure(f"{root}/wrong", data, settings, **place) for data, settings, *_ in WRONG]
-    return keys, errors, sets_of(rank, f"{root}/sets")
+    errors = []
+    for data, settings, said, kind in WRONG:
+        config = DataConfig(train_data=f"{root}/wrong/{data}", batch_size=2, workers=0, **settings)
+        with pytest.raises(kind, match=said) as caught:
+            build_loader(config, plain, letters, **place)
+        errors.append(str(caught.value))
+    return keys, errors
 
 
 def write_table(folder: Path) -> str:
@@ -130,10 +104,10 @@ def write_table(folder: Path) -> str:
 def write_data(kind: str, folder: Path) -> str:
     """Data of a kind in a folder; its --train-data."""
     folder.mkdir()
-    if kind in ROWS:
-        return write_table(folder) if kind == "table" else f"images:{folder}/in" * bool(write_table(folder))
+    if kind == "table":
+        return write_table(folder)
     urls = write_shards(folder, [30] if kind == "one shard" else [6, 3, 4, 5, 6, 8])
-    if kind in ("indexed", "by two workers"):
+    if kind == "indexed":
         build_index(urls, str(folder / INDEX_NAME))
     return f"{folder}/{{0..2}}.tar::{folder}/{{3..5}}.tar" if kind == "resampled" else f"{folder}/*.tar"
 
@@ -152,12 +126,10 @@ def write_wrong(folder: Path) -> None:
 def started(tmp_path_factory):
     """A folder of every kind of data, and what two ranks found there."""
     root, configs = tmp_path_factory.mktemp("start"), {}
-    for kind, settings in (SHARDS | ROWS).items():
+    for kind, settings in DATA.items():
         options = {"batch_size": 2, "workers": 0, "shuffle_buffer": 5} | settings
         configs[kind] = DataConfig(train_data=write_data(kind, root / kind), **options)
     write_wrong(root / "wrong")
-    (root / "sets").mkdir()
-    write_shards(root / "sets", [5, 7]), write_table(root / "sets")
     return root, configs, run_ranks(2, on_rank, configs, str(root))
 
 
@@ -180,24 +152,10 @@ def test_one_rank_looks_every_shard_up_once_and_each_reads_its_own(started, kind
     assert before == [] and set() < looked_up == opened <= set(shards) and not any("listed" in call for call in after)
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_one_rank_reads_a_table_or_a_folder_and_each_opens_its_own_images(started, kind):
-    place = started[0] / kind
+def test_one_rank_reads_a_table_and_each_opens_its_own_images_and_reports_the_errors_of_the_first(started):
+    place, (_, first), (_, other) = started[0] / "table", *started[2]
     assert sum(what == "looked up" for what, _ in calls_of(place, 0)[0]) >= 2
     before, after = calls_of(place, 1)
     assert before == [] and {what for what, _ in after} == {"opened"}
     assert {Path(path).suffix for _, path in after} == {".png"}
-
-
-def test_every_rank_reports_the_errors_of_the_first_in_the_same_words(started):
-    (_, first, _), (_, other, _) = started[2]
-    assert first == other
-    for (kind, said), (*_, part, wanted) in zip(first, WRONG, strict=True):
-        assert part in said and kind == wanted, (part, said)
-
-
-def test_one_rank_opens_the_test_sets(started):
-    folder = started[0] / "sets"
-    want = sets_of(0, str(folder), ranks=1)
-    assert [sets for *_, sets in started[2]] == [want, want] and all(samples for *_, samples in want)
-    assert calls_of(folder, 0)[0] and calls_of(folder, 1)[0] == []
+    assert first == other and len(first) == len(WRONG)  # in the same words

@@ -12,7 +12,7 @@ from tiny_tars import png, write_tar
 
 from prolip.cli.main import main
 from prolip.data.faults import SampleFault, TooManyBadSamples
-from prolip.data.reading.tar import read_shard, refuse_unusable, survey
+from prolip.data.reading.tar import read_shard, survey
 from prolip.data.samples import image_bytes
 
 
@@ -38,7 +38,6 @@ MISTAKES = {
     "dots in names": (pairs("v2.001.jpg", "v2.001.txt"), "the key ends at the first dot .*_v2_001.jpg"),
     "folders alone": (archive([("d", None)]), "holds no file; wanted: KEY.jpg"),
     "keys apart": (archive([("images/a.jpg", png()), ("texts/a.txt", b"a")]), "no text beside them, of the same key"),
-    "texts alone": (archive([("a.txt", b"a"), ("a.json", b"{}")]), "texts or labels alone"),
     "images alone": (archive([("a.jpg", png())]), "its images have no text"),
     "no suffix": (archive([("img0", png())]), "is not named KEY.SUFFIX"),
     "fields": (pairs("jpg", "json", json.dumps(RECORD).encode()), "fields are id, ok, .*--caption-sampling alt_text"),
@@ -85,20 +84,6 @@ def test_shards_that_are_not_opened_beforehand_are_reported_by_the_stream(tmp_pa
     assert build(tmp_path / "0.tar", train_num_samples=8, max_bad_fraction=1.0).num_batches > 0
 
 
-def test_only_so_many_shards_are_opened_before_all_count_as_unusable(tmp_path, monkeypatch):
-    monkeypatch.setattr("prolip.data.reading.tar.SHARDS", 3)
-    opened = []
-
-    def refuse(raw):
-        opened.append(raw["__url__"])
-        raise SampleFault("missing text", "none")
-
-    urls = [write_tar(tmp_path / f"{i}.tar", [("a", {"jpg": png(), "json": b"{}"})]) for i in range(9)]
-    with pytest.raises(ValueError, match="sample 'a' of .*0.tar: missing text: none"):
-        refuse_unusable(urls, refuse)
-    assert opened == urls[:3]
-
-
 def test_an_index_and_a_sample_say_why_there_is_no_image(tmp_path, capsys):
     (tmp_path / "0.tar").write_bytes(archive([("d.e/img.v2.jpg", png()), ("d.e/img.v2.txt", b"a")]))
     assert main(["data", "index", str(tmp_path), "--processes", "0"]) == 0
@@ -122,10 +107,3 @@ def test_rows_without_a_caption_name_the_fields_and_flags(tmp_path):
     with pytest.raises(ValueError, match=r"^--train-data: none of the 4 .* n, caption: --caption-sampling caption$"):
         build(tmp_path)
     assert build(tmp_path, caption_sampling="caption").num_batches == 1
-    table = tmp_path / "d.csv"
-    table.write_text("image\tcaption\n" + "".join(f"{i}.png\ta cat\n" for i in range(4)))
-    with pytest.raises(ValueError, match=r"^--train-data: .*csv-img-key \(did you mean 'image'\?\)"):
-        build(table, csv_img_key="filepath")
-    with pytest.raises(ValueError, match=r"^--train-data: .*--csv-caption-key \(did you mean 'caption'\?\)"):
-        build(table, csv_caption_key="title")
-    assert build(table).num_batches == build(table, csv_img_key="image", csv_caption_key="caption").num_batches == 1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
-from braceexpand import braceexpand
 from tiny_tars import png
 
-from prolip.data.reading import stream
 from prolip.data.reading.named import KINDS, NamedSource, parse_source, without_word
 from prolip.data.reading.stream import check_address, expand_braces
 from prolip.utils.secrecy import redacted
@@ -108,32 +105,13 @@ def test_a_refusal_shows_no_secret():
     assert "SECRET" not in str(refusal.value) and "{0..99999999}" in str(refusal.value)
 
 
-def test_no_more_texts_come_of_braces_than_were_counted(monkeypatch):
-    parts = ["{", "}", ",", "..", "1", "03", "-2", "a", "d", "\\", "{0..3}", "{a,b}", "{1..9..3}", "{z..a..5}"]
-    draw, balanced = random.Random(0), 0
-    for _ in range(1000):
-        pattern = "".join(draw.choices(parts, k=draw.randint(1, 8)))
-        try:
-            found = expand_braces(pattern)
-        except ValueError as error:
-            assert "not balanced" in str(error)
-            continue
-        balanced += 1
-        assert found == list(braceexpand(pattern))
-        monkeypatch.setattr(stream, "MOST", len(found) - 1)
-        with pytest.raises(ValueError, match="stands for"):
-            expand_braces(pattern)
-        monkeypatch.undo()
-    assert balanced > 200
-
-
 @pytest.mark.parametrize(
     "pattern, said",
     [
+        ("{0..2499}{a,b}{1..9..4}{c,d,e,f}{x,y}\\{{0..999}.tar", "120,000,000"),
         ("{0..99999999}.tar", "100,000,000 addresses, at most 10,000,000"),
         ("{0..3,{1..99999999999}}", "199,999,999,998"),
         ("{a,b}" * 60, r"more than 10\^15"),
-        ("{0..9}" * 50_000, "more than"),
         ("{" + "0" * 100_000 + "..9}", "more than"),
         ("{0..9999999}" + "x" * 2000, "stands for 10,000,000 addresses"),
         ("{" * 100_000, "more than 50 deep"),

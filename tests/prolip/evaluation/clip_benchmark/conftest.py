@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import miniatures as mini
 import pytest
-from clip_benchmark_runs import save_model, save_openclip, write_sets
+import torch
+from clip_benchmark_runs import write_sets
 
 
 @pytest.fixture(scope="session")
@@ -14,17 +16,21 @@ def folders(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ours(tmp_path_factory) -> str:
-    return save_model(tmp_path_factory.mktemp("ours"), seed=5)
+def ours(folder) -> str:
+    return folder
 
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory) -> tuple[str, str]:
-    return save_openclip(tmp_path_factory.mktemp("theirs"))
+    """(name, weights file) of a small OpenCLIP model."""
+    folder = tmp_path_factory.mktemp("theirs")
+    mini.small_openclip(folder)
+    return "ViT-mini", str(folder / "weights.pt")
 
 
 @pytest.fixture(autouse=True)
 def work_folder(tmp_path, monkeypatch):
     """Each test writes into a folder of its own, and asks no hub."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what a worker that failed waits
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import miniatures as mini
 import pytest
-import wds_folders as wds
-from clip_benchmark_runs import evaluate, save_model
+from clip_benchmark_runs import CLASSES, evaluate
 from commands import clip_benchmark
 
 from prolip.embedder import Embedder
@@ -18,7 +18,7 @@ from prolip.prompts.bprw import Reweighing
 def kept(folders, ours, tmp_path_factory):
     """Weights for `single` by other images of its classes."""
     root = tmp_path_factory.mktemp("weights")
-    wds.classification(root / "pool", images=24, first=700)
+    mini.wds_classification(root / "pool", CLASSES, images=24, seed=7)
     weights = fit_prompts(open_wds(root / "pool"), Embedder.load(ours), Reweighing(3, alpha=1.1))
     weights.save(root / "w.json")
     return root, weights
@@ -36,15 +36,8 @@ def test_classes_are_mixed_by_the_weights_of_the_file(folders, ours, kept, simil
     assert found["prompts"] == str(weights)
 
 
-def test_results_with_weights_have_a_file_of_their_own(folders, ours, kept):
-    root, weights = kept
-    words = f"eval --dataset wds/single --dataset_root {folders}/single --num_workers 0 --quiet --model".split()
-    clip_benchmark([*words, ours, "--prompts", str(root / "w.json")])
-    assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]
-
-
 def test_other_classes_models_tasks_and_the_same_images_are_refused(folders, ours, theirs, kept, tmp_path, capsys):
-    root, _ = kept
+    root, weights = kept
 
     def refused(folder, *flags):
         with pytest.raises(SystemExit) as ended:
@@ -54,6 +47,9 @@ def test_other_classes_models_tasks_and_the_same_images_are_refused(folders, our
 
     assert "these are 3" in refused(folders / "few", "--model", ours)
     assert "these very images" in refused(root / "pool", "--model", ours)
-    assert "has other weights" in refused(folders / "single", "--model", save_model(tmp_path / "other", seed=9))
+    assert "has other weights" in refused(folders / "single", "--model", mini.prolip_folder(tmp_path / "other", seed=9))
     assert "drop it" in refused(folders / "pairs", "--model", ours)
     assert "drop it" in refused(folders / "single", "--model", theirs[0], "--pretrained", theirs[1])
+    words = f"eval --dataset wds/single --dataset_root {folders}/single --num_workers 0 --quiet --model".split()
+    clip_benchmark([*words, ours, "--prompts", str(root / "w.json")])  # the file is named by the weights
+    assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]

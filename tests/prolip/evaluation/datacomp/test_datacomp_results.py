@@ -4,9 +4,9 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +16,6 @@ from prolip.evaluation.suites.datacomp.results import (
     Line,
     ModelIdentity,
     ResultFolder,
-    finished,
     from_json,
     is_complete,
     latest,
@@ -42,6 +41,11 @@ def line(task, value=0.5, identity=ME, data="d"):
     return Line(identity, data, result(task, value))
 
 
+def left(store, identity=ME):
+    """The keys that have no result yet."""
+    return {key for key, wanted in store.wanted(FEW, [identity], MARKS).items() if wanted}
+
+
 @pytest.mark.parametrize("task", [COUNTED[0], TASKS[-1]], ids=["counted", "faces"])
 def test_a_line_survives_the_file_and_has_the_keys_of_datacomp(task):
     written = line(task)
@@ -49,12 +53,8 @@ def test_a_line_survives_the_file_and_has_the_keys_of_datacomp(task):
     values = json.loads(to_json(written))
     assert values["key"] == task.key and values["dataset"] == task.name
     assert values["metrics"]["main_metric"] == (0.5 if task.counted else None)
-
-
-def test_not_a_number_becomes_null_and_comes_back():
     text = to_json(Line(ME, "d", TaskResult("cars", {"acc1": 0.25, "odd": math.nan}, "acc1", {})))
-    assert '"odd": null' in text
-    assert math.isnan(from_json(text).result.metrics["odd"])
+    assert '"odd": null' in text and math.isnan(from_json(text).result.metrics["odd"])
 
 
 def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
@@ -68,50 +68,21 @@ def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
         assert [read.result.key for read in store.lines()] == [FEW[1].key, FEW[2].key]
 
 
-def write_within(folder, size):
-    """In a child: add a line where files may have so many bytes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    try:
-        ResultFolder(folder).append(line(FEW[1]))
-    except OSError:
-        os._exit(7)
-
-
-def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_path):
-    store = ResultFolder(tmp_path)
-    store.append(line(FEW[0]))
-    child = fork.Process(target=write_within, args=(tmp_path, store.path.stat().st_size + 50))
-    child.start()
-    child.join(20)
-    assert child.exitcode == 7 and not store.path.read_bytes().endswith(b"\n")
-    store.append(line(FEW[2]))
-    assert [read.result.key for read in store.lines()] == [FEW[0].key, FEW[2].key]
-
-
 def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_taken(tmp_path):
-    store = ResultFolder(tmp_path)
-    task = FEW[0]
-    others = [
-        ModelIdentity("local-dir:a", "e" * 32, "csd", "fp32"),
-        BY_MEAN,
-        ModelIdentity("local-dir:a", "f" * 32, "csd", "amp_bf16"),
-    ]
-    for other in others:
+    store, task = ResultFolder(tmp_path), FEW[0]
+    for other in (replace(ME, fingerprint="e" * 32), BY_MEAN, replace(ME, precision="amp_bf16")):
         store.append(line(task, identity=other))
     store.append(line(task, data="other data"))
     old = json.loads(to_json(line(task)))
     store.path.open("a").write(json.dumps({**old, "version": 0}) + "\n")
-    assert finished(store.lines(), ME, MARKS) == {}
-    moved = ModelIdentity("local-dir:moved", "f" * 32, "csd", "fp32")
-    store.append(line(task, 0.75, moved))
-    assert finished(store.lines(), ME, MARKS)[task.key].value == 0.75  # the weights are the same
-
-
-def test_the_last_line_of_a_task_counts():
-    lines = [line(FEW[0], 0.1), line(FEW[1], 0.2), line(FEW[0], 0.3)]
-    (results,) = latest(lines).values()
-    assert {key: main_value(r) for key, r in results.items()} == {FEW[0].key: 0.3, FEW[1].key: 0.2}
+    assert left(store) == {one.key for one in FEW}
+    moved = replace(ME, model="local-dir:moved")  # the weights are the same
+    for value in (0.75, 0.5):
+        store.append(line(task, value, moved))
+    store.append(line(FEW[1], 0.2))
+    assert left(store) == {one.key for one in FEW[2:]}
+    found = latest([tmp_path])[ME]  # by the first name of a model; the last line of a task counts
+    assert {key: main_value(r) for key, r in found.items()} == {task.key: 0.5, FEW[1].key: 0.2}
 
 
 def test_a_result_is_complete_on_all_images_only():
@@ -133,20 +104,10 @@ def test_only_what_lacks_is_computed_and_a_failed_task_does_not_end_the_others(t
         return {identity: result(task) for identity in wanted}
 
     failed = share_tasks(FEW, store, [ME], MARKS, evaluate, said.append)
-    assert failed == {FEW[2].key: "a shard is damaged"}
+    assert failed == {FEW[2].key: "a shard is damaged"} and any("damaged" in text for text in said)
     assert seen == [task.key for task in FEW if task is not FEW[1]]
-    assert any("damaged" in text for text in said)
-    assert share_tasks(FEW[:2], store, [ME], MARKS, evaluate, said.append) == {}
-    assert len(seen) == len(FEW) - 1
-    asked = []
-
-    def evaluate_more(task, wanted):
-        asked.append((task.key, wanted))
-        return {identity: result(task) for identity in wanted}
-
-    share_tasks(FEW[:3], store, [ME, BY_MEAN], MARKS, evaluate_more)
-    first, second, third = (task.key for task in FEW[:3])
-    assert asked == [(first, (BY_MEAN,)), (second, (BY_MEAN,)), (third, (ME, BY_MEAN))]
+    assert share_tasks(FEW[:2], store, [ME], MARKS, evaluate, said.append) == {} and len(seen) == len(FEW) - 1
+    assert store.wanted(FEW[1:3], [ME, BY_MEAN], MARKS) == {FEW[1].key: (BY_MEAN,), FEW[2].key: (ME, BY_MEAN)}
 
 
 def work(folder, log, pause, ready=None):
@@ -161,47 +122,34 @@ def work(folder, log, pause, ready=None):
     share_tasks(FEW, ResultFolder(folder), [ME], MARKS, evaluate, lambda text: None, poll=0.02)
 
 
-def test_two_processes_share_the_tasks_and_none_is_evaluated_twice(tmp_path):
-    ready = fork.Barrier(2)  # the slow one finds tasks that were open when it looked and are finished now
-    both = [fork.Process(target=work, args=(tmp_path, tmp_path / "log", pause, ready)) for pause in (0.02, 0.3)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(20)
-        assert process.exitcode == 0
-    taken = [entry.split() for entry in (tmp_path / "log").read_text().splitlines()]
-    assert sorted(key for key, _ in taken) == sorted(task.key for task in FEW)
-    assert len({pid for _, pid in taken}) == 2
-    assert set(finished(ResultFolder(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
-
-
-def test_the_task_of_a_killed_process_is_taken_up_by_one_that_waits_for_it(tmp_path):
+def test_each_task_is_evaluated_once_and_that_of_a_killed_process_by_one_that_waits_for_it(tmp_path):
     log = tmp_path / "log"
     victim = fork.Process(target=work, args=(tmp_path, log, 60))
     victim.start()
     while not log.exists() or not log.read_text():
         time.sleep(0.01)
-    survivor = fork.Process(target=work, args=(tmp_path, log, 0))
-    survivor.start()
-    while len(log.read_text().splitlines()) < len(FEW):  # everything but the victim's task
+    ready = fork.Barrier(2)  # the slow one finds tasks that were open when it looked and are finished now
+    both = [fork.Process(target=work, args=(tmp_path, log, pause, ready)) for pause in (0.02, 0.2)]
+    for process in both:
+        process.start()
+    while len(ResultFolder(tmp_path).lines()) < len(FEW) - 1:  # everything but the victim's task
         time.sleep(0.01)
     time.sleep(0.1)
-    assert survivor.is_alive() and len(ResultFolder(tmp_path).lines()) == len(FEW) - 1
+    assert all(process.is_alive() for process in both) and left(ResultFolder(tmp_path)) == {FEW[0].key}
     os.kill(victim.pid, signal.SIGKILL)
-    survivor.join(20)
-    assert survivor.exitcode == 0
+    for process in both:
+        process.join(20)
+        assert process.exitcode == 0
     victim.join()
     taken = [entry.split() for entry in log.read_text().splitlines()]
-    assert taken[0][0] == taken[-1][0] == FEW[0].key and taken[0][1] != taken[-1][1]
-    assert set(finished(ResultFolder(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
+    assert taken[0][0] == taken[-1][0] == FEW[0].key and len({pid for _, pid in taken}) == 3
+    assert sorted(key for key, _ in taken[1:]) == sorted(task.key for task in FEW)
+    assert not left(ResultFolder(tmp_path))
 
 
 def test_a_held_claim_names_its_holder(tmp_path):
     store = ResultFolder(tmp_path)
-    with store.claim("cars") as mine:
-        assert mine
-        with ResultFolder(tmp_path).claim("cars") as other:
-            assert not other
-        assert f"process {os.getpid()}" in store.holder("cars")
+    with store.claim("cars") as mine, ResultFolder(tmp_path).claim("cars") as other:
+        assert not mine and f"process {os.getpid()}" in other
     with ResultFolder(tmp_path).claim("cars") as again:
-        assert again
+        assert not again

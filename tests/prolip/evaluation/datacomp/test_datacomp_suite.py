@@ -1,54 +1,44 @@
 """Every one of the 40 entries, run by the command on a miniature of its true format, against a few lines of NumPy."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datacomp_suite import SIMILARITIES
 
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS
-from prolip.evaluation.suites.datacomp.report import uncertainty_table
+from prolip.evaluation.suites.datacomp.report import grids
 
 
 @pytest.fixture(scope="module")
 def ran(suite, tmp_path_factory):
-    """What the command left by two similarities, and the seconds of processor time it took."""
+    """What the command left by two similarities."""
     out = tmp_path_factory.mktemp("out")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that wait for one another take processor time too, and all on a busy machine
-    started = time.process_time()
     outcome = suite.run(out, "--similarity", *SIMILARITIES)
-    seconds = time.process_time() - started
-    torch.set_num_threads(threads)
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     results = {(line["key"], line["identity"]["similarity"]): line for line in lines}
     assert len(results) == len(lines) == 80
-    return SimpleNamespace(out=out, outcome=outcome, seconds=seconds, results=results)
+    return SimpleNamespace(out=out, outcome=outcome, results=results)
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("key", [task.key for task in TASKS])
-def test_an_entry_gives_what_a_few_lines_of_numpy_give(suite, ran, key, similarity):
-    expected = suite.oracle.expect(BY_KEY[key], suite.folders[key], similarity)
-    metrics = ran.results[key, similarity]["metrics"]
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+def test_an_entry_gives_what_a_few_lines_of_numpy_give(suite, ran, key):
     main_metric = BY_KEY[key].main_metric
-    assert metrics["main_metric"] == (metrics[main_metric] if main_metric else None)
-    assert main_metric is None or main_metric in expected
+    for similarity in SIMILARITIES:
+        expected = suite.oracle.expect(BY_KEY[key], suite.folders[key], similarity)
+        metrics = ran.results[key, similarity]["metrics"]
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+        assert metrics["main_metric"] == (metrics[main_metric] if main_metric else None)
+        assert main_metric is None or main_metric in expected
 
 
-def test_the_values_differ_between_tasks_similarities_and_from_chance(ran):
+def test_the_averages_are_the_means_of_main_metrics_that_differ(ran):
     values, others = (
         [ran.results[task.key, name]["metrics"]["main_metric"] for task in COUNTED] for name in SIMILARITIES
     )
     assert len({round(value, 6) for value in values}) > 10 and values != others
-    assert sum(0 < value < 1 for value in values) > 30
-
-
-def test_the_averages_are_the_means_of_the_main_metrics(ran):
-    expected = {task.key: 100 * ran.results[task.key, "csd"]["metrics"]["main_metric"] for task in COUNTED}
+    assert sum(0 < value < 1 for value in values) > 30  # not chance
+    expected = {task.key: 100 * value for task, value in zip(COUNTED, values)}
     row = next(row for row in ran.outcome.rows if "(csd)" in row.label)
     for name, keys in AGGREGATES.items():
         assert row.averages[name] == pytest.approx(sum(expected[key] for key in keys) / len(keys), abs=1e-6)
@@ -80,7 +70,7 @@ def test_tables_lie_beside_the_results(suite, ran):
 
 
 def test_the_table_of_uncertainty_has_a_line_per_query_and_its_values(ran):
-    grid = uncertainty_table(ran.outcome.rows)
+    grid = grids(ran.outcome.rows)[-1]
     assert len(grid.rows) == len(SIMILARITIES) * (len(TASKS) + 2)  # retrieval has two directions
 
     def cells(ending):
@@ -98,8 +88,7 @@ def test_the_table_of_uncertainty_has_a_line_per_query_and_its_values(ran):
     assert cells("Flickr t2i")["Error"] == f"{1 - flickr['image_retrieval_recall@1']:.3f}"
 
 
-def test_all_forty_take_less_than_a_minute_of_one_core_and_a_finished_run_repeats_nothing(suite, ran, capsys):
-    assert ran.seconds < 60
+def test_a_finished_run_repeats_nothing(suite, ran, capsys):
     before = (ran.out / "results.jsonl").read_bytes()
     suite.run(ran.out)
     assert (ran.out / "results.jsonl").read_bytes() == before

@@ -31,21 +31,14 @@ def test_coco_keeps_order_ids_and_five_captions(tmp_path):
     assert dataset.info["image_ids"] == [r["cocoid"] for r in chosen]
     assert dataset.info["caption_ids"] == [i for r in chosen for i in r["sentids"][:5]]
     assert samples[2].image == mini.picture(3, "JPEG")
-    assert all(len(image.captions) == 7 for image in read_set("coco", f"{file},{images}", "test").images)
+    assert all(len(image.captions) == 7 for image in read_set("coco", f"{file},{images}", "test")[1])
+    flickr = open_set("flickr", *mini.karpathy(tmp_path / "flickr", dataset="flickr30k"))
+    assert keys(flickr) == [f"{1000 + number}.jpg" for number in (0, 1, 3, 4, 5, 6)]
 
 
-def test_flickr_files_lie_in_one_folder(tmp_path):
-    file, images = mini.karpathy(tmp_path, dataset="flickr30k")
-    assert keys(open_set("flickr", file, images)) == [
-        f"{number}.jpg" for number in (1000, 1001, 1003, 1004, 1005, 1006)
-    ]
-    assert len(keys(open_set("flickr", file, images, split="train"))) == 1
-
-
-def test_the_fingerprint_changes_with_a_caption_and_missing_images_are_named(tmp_path):
+def test_the_fingerprint_changes_with_a_caption_and_what_is_missing_or_of_another_layout_is_named(tmp_path):
     file, images = mini.karpathy(tmp_path)
     before = open_set("coco", file, images).fingerprint
-    assert open_set("coco", file, images).fingerprint == before
     content = json.loads(file.read_text())
     content["images"][0]["sentences"][1]["raw"] += "!"
     file.write_text(json.dumps(content))
@@ -53,25 +46,13 @@ def test_the_fingerprint_changes_with_a_caption_and_missing_images_are_named(tmp
     (images / "val2014" / "COCO_val2014_000000000396.jpg").unlink()
     with pytest.raises(FileNotFoundError, match="1 of 6 files are missing: .*396.jpg"):
         open_set("coco", file, images)
-    with pytest.raises(FileNotFoundError, match="no image folder"):
-        open_set("coco", file, tmp_path / "pictures")
     with pytest.raises(FileNotFoundError, match="no annotations .*Did you mean dataset_coco.json"):
         open_set("coco", tmp_path / "dataset_cocoo.json", images)
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ('{"annotations": []}', "no file of Karpathy's splits"),
-        ("{", "no file of Karpathy's splits"),
-        ('{"images": [{"split": "test", "filename": "a.jpg"}]}', "'a.jpg' lacks 'sentences'"),
-    ],
-)
-def test_a_file_of_another_layout_is_refused(tmp_path, content, message):
-    file, images = mini.karpathy(tmp_path)
-    file.write_text(content)
-    with pytest.raises(DamagedData, match=message):
-        open_set("coco", file, images)
+    lacking = '{"images": [{"split": "test", "filename": "a.jpg"}]}'
+    for text, message in (("{", "no file of Karpathy's splits"), (lacking, "'a.jpg' lacks 'sentences'")):
+        file.write_text(text)
+        with pytest.raises(DamagedData, match=message):
+            open_set("coco", file, images)
 
 
 def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones_are_refused(tmp_path):
@@ -92,7 +73,7 @@ def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones
 
 
 # --- CUB --------------------------------------------------------------------------------------------------------------
-def test_the_splits_of_cub_are_those_of_its_lists(tmp_path):
+def test_the_splits_of_cub_are_those_of_its_lists_and_an_image_has_its_species_and_all_captions(tmp_path):
     captions, images = mini.cub(tmp_path)
     everything = sorted(f"{path.parent.name}/{path.name}" for path in images.rglob("*.jpg"))
     of = {
@@ -102,10 +83,6 @@ def test_the_splits_of_cub_are_those_of_its_lists(tmp_path):
     assert of["test"] == [key for key in everything if key not in everything[::3]]
     assert of["unseen"] == everything[-3:] and of["seen"] == everything[::3][:-1]
     assert sorted(of["train"] + of["test"]) == sorted(of["trainval"] + of["seen"] + of["unseen"]) == everything
-
-
-def test_an_image_of_cub_has_its_species_and_all_its_captions(tmp_path):
-    captions, images = mini.cub(tmp_path)
     dataset = open_set("cub", captions, images, split="unseen")
     for sample in dataset.samples():
         assert sample.label == 3 and len(sample.captions) == 10
@@ -124,22 +101,15 @@ def test_what_is_wrong_with_cub_is_known_before_anything_is_read(tmp_path):
     assert len(keys(open_set("cub", captions, images, lists, split="unseen"))) == 3
     with pytest.raises(ValueError, match="no split 'val': give one of train, test, unseen, trainval, seen"):
         open_set("cub", captions, images, split="val")
-    text = captions / "004.Bird_3" / "Bird_3_0001.txt"
-    text.write_text("\n")
+    (captions / "004.Bird_3" / "Bird_3_0001.txt").write_text("\n")
     with pytest.raises(DamagedData, match="Bird_3_0001.txt holds no caption"):
         open_set("cub", captions, images, lists, split="unseen")
-    text.unlink()
-    with pytest.raises(FileNotFoundError, match="captions of the split 'unseen' of CUB: 1 of 3 files are missing"):
-        open_set("cub", captions, images, lists, split="unseen")
-    (tmp_path / "cub" / "train_test_split.txt").write_text("1 0\n")
-    with pytest.raises(DamagedData, match="images.txt and train_test_split.txt with .* do not fit"):
-        open_set("cub", captions, images)
 
 
 # --- IAPR TC-12 -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def iapr(tmp_path):
-    return mini.iapr(tmp_path / "iaprtc12", images=40)
+    return mini.iapr(tmp_path / "iaprtc12", images=20)
 
 
 def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
@@ -152,50 +122,26 @@ def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
 
 def test_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     test, train = (keys(open_set("iapr", iapr, split=split)) for split in ("test", "train"))
-    assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 12
-    assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 40
-    for path in iapr.glob("annotations_complete_eng/19/*.eng"):  # others do not change places
-        path.unlink()
-    assert keys(open_set("iapr", iapr)) == [key for key in test if not key.startswith("19/")]
+    assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 8
+    assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 20
 
 
-def test_lists_are_followed(iapr, tmp_path):
+def test_lists_are_followed_and_images_without_a_description_left_out(iapr, tmp_path, caplog):
+    with pytest.raises(ValueError, match="no split 'val': give one of train, test, all"):
+        open_set("iapr", iapr, split="val")
     (iapr / "iaprtc12_test_list.txt").write_text("03/7\n00/0\n")
     (iapr / "iaprtc12_train_list.txt").write_text("00/1\n")
     assert keys(open_set("iapr", iapr)) == ["00/0", "03/7"] and keys(open_set("iapr", iapr, split="train")) == ["00/1"]
     mine = tmp_path / "mine.txt"
     mine.write_text("05/10.jpg\r\n\r\n05/11.jpg\r\n")
     assert keys(open_set("iapr", iapr, mine)) == ["05/10", "05/11"]
-    with pytest.raises(FileNotFoundError, match="no list .*/lists: give a file of ids, or the folder of iaprtc12_test"):
-        open_set("iapr", iapr, tmp_path / "lists")
     mine.write_text("99/1\n")
     with pytest.raises(DamagedData, match="names 1 images without an annotation, 99/1 first: want ids such as 00/25"):
         open_set("iapr", iapr, mine)
-
-
-def test_other_annotations_fill_in_and_images_without_a_description_are_left_out(iapr, caplog):
-    other = iapr / "annotations" / "00" / "0.eng"
+    other = iapr / "annotations" / "00" / "0.eng"  # fills in
     other.parent.mkdir(parents=True)
     (iapr / "annotations_complete_eng" / "00" / "0.eng").rename(other)
-    before = open_set("iapr", iapr, split="all")
-    assert "00/0" in keys(before)
+    assert "00/0" in keys(open_set("iapr", iapr))
     other.write_text("<DOC>\n<DESCRIPTION> </DESCRIPTION>\n<IMAGE>images/00/0.jpg</IMAGE>\n</DOC>\n")
-    after = open_set("iapr", iapr, split="all")
-    assert "00/0" not in keys(after) and after.fingerprint != before.fingerprint
+    assert "00/0" not in keys(open_set("iapr", iapr, split="all"))
     assert "1 images have no description and are left out: 00/0" in caplog.text
-
-
-def test_what_is_wrong_with_iapr_is_known_before_anything_is_read(iapr, tmp_path):
-    with pytest.raises(ValueError, match="no split 'val': give one of train, test, all"):
-        open_set("iapr", iapr, split="val")
-    (iapr / "images/00/0.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match="images of iapr, all: 1 of 40 files are missing"):
-        open_set("iapr", iapr, split="all")
-    (iapr / "annotations_complete_eng/00/0.eng").write_text("<html>")
-    with pytest.raises(DamagedData, match="0.eng has no <DESCRIPTION> and <IMAGE>: fetch it again"):
-        open_set("iapr", iapr, split="all")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="holds no folder annotations_complete_eng or ann.*as unpacked"):
-        open_set("iapr", tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="no folder .*iaprtc: .*Did you mean iaprtc12"):
-        open_set("iapr", tmp_path / "iaprtc")

@@ -8,6 +8,7 @@ import dense_ranking
 import numpy as np
 import pytest
 import torch
+from frozen_sets import write_label_files
 
 from prolip.embedder import ModelCard
 from prolip.evaluation.datasets import coco_labels as coco
@@ -21,50 +22,24 @@ KS = (1, 5, 10)
 IMAGES, PER_IMAGE = 50, 5  # R@10 needs ten in each of five folds
 
 
-def write_annotations(folder, seed=0):
-    """The package's files for a tiny split: ids without order, CxC beyond COCO, ECCV for some queries, one-sided."""
-    rng = np.random.default_rng(seed)
-    images = rng.permutation(10_000)[:IMAGES].tolist()
-    captions = rng.permutation(100_000)[: IMAGES * PER_IMAGE].tolist()
-    own = {i: captions[k * PER_IMAGE : (k + 1) * PER_IMAGE] for k, i in enumerate(images)}
-    cxc = {i: sorted({*own[i], *rng.choice(captions, 3).tolist()}) for i in images}
-    eccv = {i: sorted({*own[i], *rng.choice(captions, 12).tolist()}) for i in images[::3]}
-    eccv[images[0]].append(777_777)  # a caption that is in no split
-    other = {c: sorted(set(rng.choice(images, 4).tolist())) for c in captions[::7]}
-    tables = {"original": (own, inverted(own)), "cxc": (cxc, inverted(cxc)), "eccv": (eccv, other)}
-    for name, (i2t, t2i) in tables.items():
-        (folder / f"{name}_image_to_caption.json").write_text(json.dumps(i2t))
-        (folder / f"{name}_caption_to_image.json").write_text(json.dumps(t2i))
-    np.save(folder / "coco_test_ids.npy", np.array(captions))
-    return images, captions
-
-
-def inverted(table):
-    out = {}
-    for key, values in table.items():
-        for value in values:
-            out.setdefault(value, []).append(key)
-    return out
-
-
-def package_figures(matrix, image_ids, caption_ids, folder=None):
+def package_figures(matrix, image_ids, caption_ids, folder):
     """What eccv_caption says, under our names; its annotations replaced by those of `folder`."""
     eccv_caption = pytest.importorskip("eccv_caption")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = eccv_caption.Metrics()
-    if folder:
-        for name, ours in (("coco", "original"), ("cxc", "cxc"), ("eccv", "eccv")):
-            files = [str(folder / f"{ours}_{way}.json") for way in ("image_to_caption", "caption_to_image")]
-            getattr(found, f"set_{name}_gts")(*files)
-        found.coco_ids = np.load(folder / "coco_test_ids.npy")
+    for name, ours in coco.LABELS.items():
+        files = [str(folder / f"{ours}_{way}.json") for way in ("image_to_caption", "caption_to_image")]
+        getattr(found, f"set_{name}_gts")(*files)
+    found.coco_ids = np.load(folder / "coco_test_ids.npy")
     image_ids, caption_ids = np.array(image_ids, dtype=np.int32), np.array(caption_ids, dtype=np.int32)
-    found.set_i2t_retrieved_items(
-        {int(key): caption_ids[np.argsort(-row, kind="stable")] for key, row in zip(image_ids, matrix)}
+    orders = (np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T))
+    i2t, t2i = (
+        dict(zip(keys.tolist(), ids[order]))
+        for keys, ids, order in zip((image_ids, caption_ids), (caption_ids, image_ids), orders)
     )
-    found.set_t2i_retrieved_items(
-        {int(key): image_ids[np.argsort(-row, kind="stable")] for key, row in zip(caption_ids, matrix.T)}
-    )
+    found.set_i2t_retrieved_items(i2t)
+    found.set_t2i_retrieved_items(t2i)
     # Asked for apart: beside mAP@R the package drops the recalls, and R-Precision it gives only with mAP@R.
     out = {}
     recalls = found.compute_all_metrics(target_metrics=[f"{s}_recalls" for s in ("coco_1k", "coco_5k", "cxc", "eccv")])
@@ -80,8 +55,11 @@ def package_figures(matrix, image_ids, caption_ids, folder=None):
 
 @pytest.fixture
 def split(tmp_path):
-    images, captions = write_annotations(tmp_path)
-    return tmp_path, images, captions
+    """The package's files for a tiny split, ids without order: folder, images, captions."""
+    rng = np.random.default_rng(0)
+    images = rng.permutation(10_000)[:IMAGES].tolist()
+    captions = rng.permutation(100_000)[: IMAGES * PER_IMAGE].reshape(IMAGES, PER_IMAGE).tolist()
+    return tmp_path, images, write_label_files(tmp_path, dict(zip(images, captions)), rng, 777_777)
 
 
 @pytest.mark.parametrize("values", [4, 10**6])  # many ties, and none
@@ -106,29 +84,24 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
     annotations = coco.load_annotations(folder)
     monkeypatch.setattr(coco, "_packaged", lambda: annotations)
     generator = torch.Generator().manual_seed(4)
-    image, text = (
-        Gaussian(torch.randn(rows, 8, generator=generator), torch.zeros(rows, 8)) for rows in (IMAGES, len(captions))
-    )
+    shapes = ((IMAGES, 8), (len(captions), 8))
+    image, text = (Gaussian(torch.randn(*shape, generator=generator), torch.zeros(shape)) for shape in shapes)
     info = {"image_ids": images, "caption_ids": captions}
     dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info)
-    features = Features(
-        dataset,
-        ModelCard("m", ""),
-        tuple(map(str, images)),
-        image,
-        captions=("a",) * len(captions),
-        owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE),
-        text=text,
-    )
+    owners = torch.arange(IMAGES).repeat_interleave(PER_IMAGE)
+    texts = {"captions": ("a",) * len(captions), "owners": owners, "text": text}
+    features = Features(dataset, ModelCard("m", ""), tuple(map(str, images)), image, **texts)
     found = evaluate_dataset(features.dataset, features).metrics
     want = coco.label_set_metrics(PairScores.from_gaussians(image, text), images, captions, annotations)
-    assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.label_set_names())
+    assert {key: found[key] for key in want} == want and sorted(want) == sorted(
+        coco.names_of_labels({"caption_ids": range(25_000)})
+    )
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
     assert "eccv/mAP@R" not in evaluate_dataset(half.dataset, half).metrics
 
 
-def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
+def test_captions_beyond_the_split_are_left_out_of_every_gallery_and_coco_is_ranked_densely(split):
     folder, images, captions = split
     annotations = coco.load_annotations(folder)
     matrix = np.random.default_rng(3).normal(size=(len(images), len(captions))).astype(np.float32)
@@ -136,41 +109,24 @@ def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
     more = np.insert(matrix, [7, 100], 9.0, axis=1)  # nearest to every image
     ids = np.insert(captions, [7, 100], [200_001, 200_002]).tolist()
     assert coco.label_set_metrics(PairScores.from_matrix(more), images, ids, annotations) == want
-
-
-def test_the_packages_annotations_are_read_without_importing_it():
-    pytest.importorskip("eccv_caption")
-    found = coco.load_annotations()
-    assert len(found.captions) == 25_000 and len(found.coco.captions_of) == 5_000
-    assert sum(map(len, found.cxc.captions_of.values())) == 35_585
-    assert (len(found.eccv.captions_of), len(found.eccv.images_of)) == (1_261, 1_332)
-    known = set(found.captions)
-    assert len({c for v in found.eccv.captions_of.values() for c in v} - known) == 2
-    assert [(len(i), len(c)) for i, c in found.folds()] == [(1000, 5000)] * 5
-
-
-@pytest.mark.slow
-def test_a_random_matrix_of_full_size_gives_the_packages_figures():
-    pytest.importorskip("eccv_caption")
-    annotations = coco.load_annotations()
-    images, captions = list(annotations.coco.captions_of), list(annotations.captions)
-    matrix = np.random.default_rng(0).standard_normal((5_000, 25_000), dtype=np.float32)
-    got = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, annotations)
-    want = package_figures(matrix, images, captions)
-    assert {key: got[key] for key in want} == pytest.approx(want, abs=1e-9)
+    relevant = torch.arange(IMAGES).repeat_interleave(PER_IMAGE) == torch.arange(IMAGES).unsqueeze(1)
+    dense = dense_ranking.retrieval(torch.from_numpy(matrix), relevant)
+    assert {name: want[f"coco_5k/{name}"] for name in coco.RECALLS} == pytest.approx(
+        {name: dense[name] for name in coco.RECALLS}
+    )
 
 
 def test_what_is_missing_is_named(split, monkeypatch):
     folder, images, captions = split
     annotations = coco.load_annotations(folder)
     scores = PairScores.from_matrix(torch.zeros(IMAGES, len(captions)))
-    wrong = [*captions[:-1], 1_000_000]
-    with pytest.raises(ValueError, match=f"1 of 250 annotated captions are missing, {captions[-1]} first"):
-        coco.label_set_metrics(scores, images, wrong, annotations)
-    with pytest.raises(ValueError, match="49 image ids, 49 different ones, for 50 images"):
-        coco.label_set_metrics(scores, images[:-1], captions, annotations)
-    with pytest.raises(ValueError, match="250 caption ids, 249 different ones"):
-        coco.label_set_metrics(scores, images, [*captions[:-1], captions[0]], annotations)
+    for rows, columns, message in (
+        (images, [*captions[:-1], 10**6], f"1 of 250 annotated captions are missing, {captions[-1]} first"),
+        (images[:-1], captions, "49 image ids, 49 different ones, for 50 images"),
+        (images, [*captions[:-1], captions[0]], "250 caption ids, 249 different ones"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            coco.label_set_metrics(scores, rows, columns, annotations)
     (folder / "cxc_image_to_caption.json").unlink()
     with pytest.raises(FileNotFoundError, match="lacks cxc_image_to_caption.json.*pip install eccv_caption"):
         coco.load_annotations(folder)
@@ -179,23 +135,15 @@ def test_what_is_missing_is_named(split, monkeypatch):
         coco.load_annotations()
 
 
-def write_instances(path):
-    """Categories 3, 7 and 90; image 11 shows two of 3 and a 90, image 12 a 7, image 13 nothing."""
-    shown = [(11, 3), (11, 90), (11, 3), (12, 7), (99, 3)]
-    path.write_text(
-        json.dumps(
-            {
-                "categories": [{"id": 90}, {"id": 3}, {"id": 7}],
-                "images": [{"id": 11}, {"id": 12}, {"id": 13}, {"id": 99}],
-                "annotations": [{"image_id": i, "category_id": c} for i, c in shown],
-            }
-        )
-    )
-    return path
-
-
 def test_plausible_matches_come_from_cocos_categories(tmp_path):
-    labels = coco.category_labels(write_instances(tmp_path / "instances.json"), [13, 11, 12])
+    shown = [(11, 3), (11, 90), (11, 3), (12, 7), (99, 3)]  # image 13 shows nothing
+    content = {
+        name: [{"id": i} for i in ids] for name, ids in (("categories", (90, 3, 7)), ("images", (11, 12, 13, 99)))
+    }
+    content["annotations"] = [{"image_id": i, "category_id": c} for i, c in shown]
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(content))
+    labels = coco.category_labels(path, [13, 11, 12])
     assert labels.tolist() == [[False] * 3, [True, False, True], [False, True, False]]
     image_of = torch.tensor([0, 1, 1, 2])
     matrix = torch.tensor([[9.0, 9, 9, 9], [5, 1, 2, 3], [5, 3, 2, 1]])
@@ -206,20 +154,7 @@ def test_plausible_matches_come_from_cocos_categories(tmp_path):
     assert got["i2t/queries"] == 2 and got["t2i/queries"] == 3
     # Captions of 11 prefer 12 (1 < 3) and are undecided (2 = 2: the lower index, 11); 12's prefers 11.
     assert got["t2i/PMRP@0"] == pytest.approx(1 / 3)
-
-
-def test_images_without_an_entry_and_a_missing_file_are_named(tmp_path):
     with pytest.raises(ValueError, match="1 of 2 images, 14 first, are not listed"):
-        coco.category_labels(write_instances(tmp_path / "instances.json"), [11, 14])
+        coco.category_labels(path, [11, 14])
     with pytest.raises(FileNotFoundError, match="PMRP needs COCO's instances_val2014.json"):
         coco.category_labels(tmp_path / "none.json", [11])
-
-
-def test_recalls_of_coco_are_the_dense_ones(split):
-    folder, images, captions = split
-    matrix = torch.randn(IMAGES, len(captions), generator=torch.Generator().manual_seed(4))
-    got = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, coco.load_annotations(folder))
-    relevant = torch.arange(IMAGES).repeat_interleave(PER_IMAGE) == torch.arange(IMAGES).unsqueeze(1)
-    want = dense_ranking.retrieval(matrix, relevant)
-    assert got["coco_5k/rsum"] == pytest.approx(want["rsum"])
-    assert got["coco_5k/t2i/R@5"] == pytest.approx(want["t2i/R@5"])

@@ -10,8 +10,8 @@ from commands import evaluate, run
 import own_data
 from prolip.data.faults import FaultCounter
 from prolip.data.split import Split
-from prolip.evaluation.datasets.base import DamagedData, Share
-from prolip.evaluation.datasets.registry import held_out, open_dataset, told_apart
+from prolip.evaluation.datasets.base import Share
+from prolip.evaluation.datasets.registry import held_out, open_dataset
 from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.prompts.weights import PromptWeights
 
@@ -25,31 +25,23 @@ def contents(dataset, *share):
     return [(sample.content, sample.captions, sample.label) for sample in dataset.samples(*share)]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "bytes", "shards"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "bytes", "shards", "classes"])
 def test_every_form_gives_the_metrics_of_the_csv(made, kind, ours):
-    for task in ("retrieval", "classification"):
+    for task in ("classification",) if kind == "classes" else ("retrieval", "classification"):
         table, other = (open_dataset(made[name], task=task) for name in ("csv", kind))
-        assert table.kind == other.kind == task and contents(table) == contents(other)
+        assert table.kind == other.kind == task and table.classnames == other.classnames
+        assert contents(table) == contents(other) or kind == "classes"  # which are in the order of their folders
         first, second = (evaluate_dataset(dataset, ours) for dataset in (table, other))
         assert first.metrics == second.metrics and first.info["images"] == 12
+    assert other.classnames == own_data.CLASSES
 
 
-def test_class_folders_give_the_metrics_of_a_label_column(made, ours):
-    folder, table = open_dataset(made["classes"]), open_dataset(made["csv"], task="classification")
-    assert folder.kind == "classification" and folder.classnames == table.classnames == own_data.CLASSES
-    assert evaluate_dataset(folder, ours).metrics == evaluate_dataset(table, ours).metrics
-
-
-def test_an_image_has_the_captions_of_all_its_rows(made):
-    dataset = open_dataset(made["csv"])
+def test_an_image_has_the_captions_of_all_its_rows_and_bare_paths_are_recognised(made):
+    dataset = open_dataset(made["csv"].removeprefix("csv:"))
     assert dataset.kind == "retrieval" and dataset.size == 12 and dataset.name == "own"
     found = list(dataset.samples())
     assert [sample.key for sample in found] == [f"photos/{number:02d}.png" for number in range(12)]
     assert [list(sample.captions) for sample in found] == [own_data.captions(number) for number in range(12)]
-
-
-def test_bare_paths_are_recognised(made, tmp_path):
-    assert open_dataset(made["csv"].removeprefix("csv:")).size == 12
     assert open_dataset(made["shards"].removeprefix("shards:")).info["shards"] == 2
     assert open_dataset(made["classes"].removeprefix("images:")).kind == "classification"
 
@@ -91,46 +83,22 @@ def test_numbers_are_lines_of_the_class_names_beside_the_table(tmp_path):
     assert [sample.label for sample in dataset.samples()][:4] == [1, 2, 3, 1]
 
 
-def test_a_csv_whose_images_are_missing_ends_in_a_clear_message(made, tmp_path):
-    table = own_data.write_csv(tmp_path / "lost.csv", own_data.records())
+def test_what_data_lack_is_named_or_counted(made, tmp_path):
+    table = own_data.write_csv(tmp_path / "own.csv", own_data.records())
     with pytest.raises(ValueError, match=r"24 of 24 rows name no image that is there: rows 2, 3"):
         open_dataset(f"csv:{table}")
-
-
-def test_an_image_without_a_caption_is_refused_or_counted(made, tmp_path):
     rows = [row | ({"caption": ""} if "03" in row["image"] else {}) for row in own_data.records()]
-    table = own_data.write_csv(tmp_path / "own.csv", rows)
-    shutil.copytree(made["csv"].removeprefix("csv:").removesuffix("own.csv") + "photos", tmp_path / "photos")
+    own_data.write_csv(table, rows)
+    photos = shutil.copytree(Path(made["csv"].removeprefix("csv:")).parent / "photos", tmp_path / "photos")
     with pytest.raises(ValueError, match="2 of 24 rows have no caption: rows 5, 17"):
         open_dataset(f"csv:{table}")
     damage = FaultCounter()
     assert len(contents(open_dataset(f"csv:{table}", damage=damage))) == 11 and damage.kinds == {"missing text": 1}
-
-
-@pytest.mark.parametrize(
-    "task, message",
-    [("retrieval", "no captions"), (None, "no captions and no classes"), ("classification", "no classes")],
-)
-def test_what_data_lack_is_named(tmp_path, task, message):
-    own_data.write(tmp_path / "d")
-    for path in (tmp_path / "d/photos").iterdir():
+    for path in photos.iterdir():
         path.with_suffix(".json").write_text("{}")
-    with pytest.raises(ValueError, match=message):
-        open_dataset(f"images:{tmp_path}/d/photos", task=task)
-
-
-def test_a_shard_that_breaks_off_is_damage(made, tmp_path):
-    whole = tmp_path / "0.tar"
-    whole.write_bytes(Path(made["shards"].removeprefix("shards:"), "0.tar").read_bytes()[:9000])
-    with pytest.raises(DamagedData):
-        contents(open_dataset(f"shards:{whole}"))
-    damage = FaultCounter()
-    assert 0 < len(contents(open_dataset(f"shards:{whole}", damage=damage))) < 6 and damage.kinds.total() > 0
-
-
-def test_sets_of_one_name_are_called_by_their_addresses(made, tmp_path):
-    sets = [open_dataset(made["csv"]), open_dataset(made["jsonl"]), open_dataset(made["shards"])]
-    assert [dataset.name for dataset in told_apart(sets)] == [made["csv"], made["jsonl"], "tars"]
+    for task, lacking in (("retrieval", "captions"), (None, "captions and no classes"), ("classification", "classes")):
+        with pytest.raises(ValueError, match=f"has no {lacking}: classes are in"):
+            open_dataset(f"images:{photos}", task=task)
 
 
 def test_a_set_with_matches_by_place_cannot_be_split(made):
@@ -139,18 +107,16 @@ def test_a_set_with_matches_by_place_cannot_be_split(made):
         held_out(dataset, Split(0.5))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "shards", "classes"])
-def test_every_form_with_classes_fits_prompts_and_is_drawn_from(made, kind, tmp_path, folder):
-    words = ("--data", made[kind], "--rule", "bprw", "--model", folder, "--output", tmp_path / "weights.json")
+def test_a_folder_with_classes_fits_prompts_and_is_drawn_from(made, tmp_path, folder):
+    words = ("--data", made["classes"], "--rule", "bprw", "--model", folder, "--output", tmp_path / "weights.json")
     run("prompts", "fit", *words)
-    weights = PromptWeights.load(tmp_path / "weights.json")
-    assert weights.classnames == own_data.CLASSES
-    run("data", "few-shot", "--data", made[kind], "--shots", 2, "--train-on", "all", "--output", tmp_path / "few")
+    assert PromptWeights.load(tmp_path / "weights.json").classnames == own_data.CLASSES
+    run("data", "few-shot", "--data", made["classes"], "--shots", 2, "--train-on", "all", "--output", tmp_path / "few")
     assert open_dataset(f"wds:{tmp_path}/few/all").classnames == own_data.CLASSES
 
 
 def test_the_command_evaluates_sets_of_one_name_and_a_share(made, folder):
-    results = evaluate(["--data", made["csv"], made["jsonl"], "--model", folder])
-    assert [result.key for result in results] == [made["csv"], made["jsonl"]]
+    results = evaluate(["--data", made["csv"], made["jsonl"], made["shards"], "--model", folder])
+    assert [result.key for result in results] == [made["csv"], made["jsonl"], "tars"]
     (result,) = evaluate(["--data", made["csv"], "--split", "0.5", "--model", folder])
     assert result.key == "own_0.5" and 0 < result.info["images"] < 12

@@ -16,15 +16,13 @@ DOCS = Path(__file__).parents[4] / "docs" / "evaluation.md"
 
 def specs(root):
     """A data set of every word."""
-    coco, flickr = mini.karpathy(root / "coco"), mini.karpathy(root / "flickr", dataset="flickr30k")
-    birds = mini.cub(root / "cub")
     own = own_data.write(root / "own")
     return {
         "wds": str(mini.wds_classification(root / "wds")),
         "imagenet": str(mini.class_folders(root / "val", ["a", "b"])),
-        "coco": f"{coco[0]},{coco[1]}",
-        "flickr": f"{flickr[0]},{flickr[1]}",
-        "cub": f"{birds[0]},{birds[1]}",
+        "coco": ",".join(map(str, mini.karpathy(root / "coco"))),
+        "flickr": ",".join(map(str, mini.karpathy(root / "flickr", dataset="flickr30k"))),
+        "cub": ",".join(map(str, mini.cub(root / "cub"))),
         "iapr": str(mini.iapr(root / "iaprtc12")),
         "captions": str(mini.caption_table(root / "table")),
         "winogavil": str(mini.winogavil(root / "wino")),

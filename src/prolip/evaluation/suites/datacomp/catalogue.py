@@ -1,14 +1,13 @@
 """The 38 tasks of DataComp and its two face sets: names, main metrics, groups of images, and where their data lie.
 
-Keys, names, sizes, main metrics and metadata columns are those of DataComp (Gadre et al., 2023, mlfoundations/datacomp:
-tasklist.yml, eval_utils/), the aggregates those of its aggregate_scores.py and of ProLIP B.2. Pascal VOC 2007 is of
-cropped objects, one class each.
+After mlfoundations/datacomp (Gadre et al., 2023): tasklist.yml, eval_utils/, aggregate_scores.py; and ProLIP B.2.
+Pascal VOC 2007 is of cropped objects, one class each.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
 from prolip.data.reading.stream import check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.csv_zip import CAPTION_TABLES, open_caption_table, open_winogavil
+from prolip.evaluation.datasets.published import CAPTION_TABLES, open_caption_table, open_winogavil
 from prolip.evaluation.datasets.sources import join
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.utils.flags import did_you_mean
@@ -28,25 +27,19 @@ HUB = "hf-hub"
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One entry of the suite.
+    """One entry of the suite."""
 
-    key, name: DataComp's; kind: how it is scored; size: test images (WinoGAViL: instances); main_metric: a key of the
-    task's metrics, None for the face sets, which count in no average; classes: of the published test set; tags: the
-    aggregates it belongs to; groups: columns of the `.npy` beside each image; repository: the data set on the hub;
-    streamed: the one to read over the network, None without shards; folders: names that its folder may have.
-    """
-
-    key: str
+    key: str  # key and name are DataComp's
     name: str
     kind: Literal["classification", "retrieval", "association", "faces"]
-    size: int
-    main_metric: str | None
-    classes: int | None
-    tags: tuple[str, ...]
-    groups: tuple[str, ...]
-    repository: str
-    streamed: str | None
-    folders: tuple[str, ...]
+    size: int  # test images (WinoGAViL: instances)
+    main_metric: str | None  # a key of the task's metrics, None for the face sets, which count in no average
+    classes: int | None  # of the published test set
+    tags: tuple[str, ...]  # the aggregates it belongs to
+    groups: tuple[str, ...]  # columns of the `.npy` beside each image
+    repository: str  # the data set on the hub
+    streamed: str | None  # the one to read over the network, None without shards
+    folders: tuple[str, ...]  # names that its folder may have
 
     @property
     def counted(self) -> bool:
@@ -54,20 +47,14 @@ class SuiteTask:
         return self.main_metric is not None
 
 
-def wds_folder(key: str) -> str:
-    """DataComp's local folder of a task: / becomes -, the prefix of the fairness tasks is dropped."""
-    return f"wds_{key.removeprefix('fairness/').replace('/', '-')}_test"
-
-
 def read_task(line: Mapping[str, str]) -> SuiteTask:
     """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
-    folder = wds_folder(line["key"])
+    folder = f"wds_{line['key'].removeprefix('fairness/').replace('/', '-')}_test"
     own = None if line["repository"] else f"djghosh/{folder}"
     values: dict[str, Any] = {name: value or None for name, value in line.items()}
     values |= {column: tuple(line[column].split()) for column in ("tags", "groups", "folders")}
     values |= {"size": int(line["size"]), "classes": int(line["classes"]) if line["classes"] else None}
-    values["repository"] = values["repository"] or own
-    values["streamed"] = values["streamed"] or own
+    values |= {name: values[name] or own for name in ("repository", "streamed")}
     return SuiteTask(**values | {"folders": values["folders"] or (folder,)})
 
 
@@ -85,10 +72,7 @@ AGGREGATES["Average"] = tuple(task.key for task in COUNTED)
 
 
 class Aggregate(NamedTuple):
-    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not.
-
-    Only where none is missing may it be compared with a published one.
-    """
+    """The mean over the tasks that are there, and the keys of those that are not."""
 
     value: float
     missing: tuple[str, ...]
@@ -104,25 +88,17 @@ def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
     return out
 
 
-def find_task(name: str) -> SuiteTask:
-    """The task of a key, a name ("Stanford Cars") or a folder's name. Raises ValueError with the near matches."""
-    known: dict[str, SuiteTask] = {}
-    for task in TASKS:
-        known |= {word.lower(): task for word in (task.key, task.key.split("/")[-1], task.name, *task.folders)}
-    if name.lower() not in known:
-        hint = did_you_mean(name, [*known, *TAGS, COUNTED_TAG], "--list shows all 40")
-        raise ValueError(f"there is no task {name!r}: {hint}")
-    return known[name.lower()]
-
-
 def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
-    """The tasks of some names and tags ("vtab", "shift", ..., "counted": the 38) in order; all 40 without names.
-
-    Raises ValueError for an unknown name.
-    """
-    tagged = {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
-    tagged[COUNTED_TAG] = {task.key for task in COUNTED}
-    chosen = {key for name in names or () for key in tagged.get(name.lower()) or {find_task(name).key}}
+    """The tasks of some keys, names ("Stanford Cars"), folders and tags ("vtab", "counted": the 38); all without."""
+    known = {COUNTED_TAG: {task.key for task in COUNTED}}
+    known |= {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
+    for task in TASKS:
+        words = (task.key, task.key.split("/")[-1], task.name, *task.folders)
+        known = {word.lower(): {task.key} for word in words} | known
+    for name in names or ():
+        if name.lower() not in known:
+            raise ValueError(f"there is no task {name!r}: {did_you_mean(name, known, '--list shows all 40')}")
+    chosen = {key for name in names or () for key in known[name.lower()]}
     return tuple(task for task in TASKS if task.key in chosen or not names)
 
 
@@ -144,22 +120,29 @@ class FoundSets(NamedTuple):
     datasets: dict[str, Dataset]
     missing: dict[str, str]
 
+    def report(self, tasks: Sequence[SuiteTask], data_dir: str) -> str:
+        """What is missing and the commands that fetch it."""
+        root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
+        lines = [f"{len(self.missing)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
+        if not self.datasets and root != "DATA":
+            lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
+        for key, reason in self.missing.items():
+            name, repository = BY_KEY[key].name, BY_KEY[key].repository
+            lines.append(f"  {name}: {reason}")
+            fetch = f"hf download --repo-type dataset {repository} --local-dir {root}/{repository.split('/')[1]}"
+            lines.append(f"    {fetch}")
+        return "\n".join(lines)
+
 
 def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
-    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub".
-
-    FileNotFoundError or DamagedData where there is none to be read.
-    """
+    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub"."""
     if is_local(data_dir) and data_dir != HUB:
         root = Path(local_path(data_dir))
         folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
         if folder is None:
             raise FileNotFoundError(f"no folder {' or '.join(task.folders)}")
-        reader: Callable[..., Dataset] = open_wds
-        if task.kind == "association":
-            reader = open_winogavil
-        elif task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES):
-            reader = open_caption_table
+        tabled = task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES)
+        reader = open_caption_table if tabled else open_winogavil if task.kind == "association" else open_wds
         return reader(str(folder), name=task.name, damage=damage)
     if task.streamed is None:
         raise FileNotFoundError("it is a table with a zip, which is read from a local folder only: fetch it")
@@ -173,10 +156,9 @@ def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None
 
 
 def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
-    """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
+    """Open every data set and see that all shards are there; errors become entries of `missing`.
 
-    After one address that does not answer, the others are not asked. Raises FileNotFoundError where `data_dir` itself
-    is no folder.
+    After one address that does not answer, the others are not asked.
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
@@ -196,19 +178,3 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
             if isinstance(cause, ShardFault) and not cause.message.startswith("HTTP"):
                 silent = str(error)
     return found
-
-
-def missing_report(tasks: Sequence[SuiteTask], found: FoundSets, data_dir: str) -> str:
-    """What is missing and the commands that fetch it; empty if nothing is."""
-    absent = [task for task in tasks if task.key in found.missing]
-    if not absent:
-        return ""
-    root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
-    lines = [f"{len(absent)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
-    if not found.datasets and root != "DATA":
-        lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
-    for task in absent:
-        folder = f"{root}/{task.repository.split('/')[1]}"
-        lines.append(f"  {task.name}: {found.missing[task.key]}")
-        lines.append(f"    hf download --repo-type dataset {task.repository} --local-dir {folder}")
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""From features to DataComp's metrics: shares in [0, 1], keys as DataComp's own evaluation names them.
+"""From features to DataComp's metrics: shares in [0, 1], keys as DataComp's own `eval_results.jsonl` names them.
 
-A line of ours can be laid beside one of its `eval_results.jsonl`. Where DataComp's code and its intention differ (the
-region "Other" of FMoW), both values are given and the main metric is the one that its published tables use.
+Where DataComp's code and its intention differ (FMoW's region "Other"), both values are given and the main metric is the
+one that its published tables use.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from prolip.prompts.templates import class_prompts
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import Score
 
+MEAN = "mean_recall@1"
 #: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
 FMOW_OTHER = 5
 #: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
@@ -45,34 +46,53 @@ GROUPED = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How tasks are evaluated. uncertainty: with refusal and calibration; plots: a folder for their figures; store:
-    where embeddings are kept; prompts: weights, each for the task whose classes and prompts it has; options: of
-    `compute_features`, such as batch_size."""
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """What is evaluated, and how."""
 
-    uncertainty: bool = True
-    plots: Path | None = None
+    tasks: Sequence[str] | None = None  # keys, names or tags, default all
+    similarities: Sequence[str | None] = (None,)  # None: the score of the model's method
+    prompts: Sequence[str] = ()  # files of weights, each for the task whose classes and prompts it has
+    part: tuple[int, int] = (0, 1)  # (I, N): tasks of part I of N
+    allow_missing: bool = False  # do without data sets that are not there
+    skip_damaged: bool = False
+    uncertainty: bool = True  # refusal and calibration, too
+    plots: Path | None = None  # a folder for their figures
     store: FeatureStore = field(default_factory=FeatureStore)
-    prompts: tuple[PromptWeights, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    embedding: Mapping[str, Any] = field(default_factory=dict)  # of `compute_features`, such as batch_size
 
 
 def evaluate_task(
-    task: SuiteTask, dataset: Dataset, embedder: Embedder, similarities: Sequence[str], settings: Settings | None = None
+    task: SuiteTask,
+    dataset: Dataset,
+    embedder: Embedder,
+    similarities: Sequence[str],
+    options: SuiteOptions,
+    prompts: Sequence[PromptWeights] = (),
 ) -> dict[str, TaskResult]:
-    """The result of a task by similarity; images and texts are embedded once.
-
-    Raises ValueError (DamagedData) for data that cannot be scored.
-    """
+    """The result of a task by similarity; images and texts are embedded once."""
     chosen = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
-    settings, started, faces = settings or Settings(), time.perf_counter(), {}
+    started, faces, store = time.perf_counter(), {}, options.store
     if task.kind == "faces":
-        features = image_features(dataset, embedder, settings.store, **settings.options)
-        faces = face_classes(dataset, embedder, settings.store)
+        features = image_features(dataset, embedder, store, **options.embedding)
+        names = split_prompts(dataset.classnames, "class names")
+        templates = split_prompts(dataset.templates, "templates")
+        for what in FACE_PROMPTS:
+            faces[what] = stored_texts(*class_prompts(names[what], templates[what]), embedder, store)
     else:
-        fits = (one for one in settings.prompts if one.are_of(dataset.classnames, dataset.templates))
-        features = compute_features(dataset, embedder, settings.store, **settings.options, prompts=next(fits, EVERY))
+        fits = (one for one in prompts if one.are_of(dataset.classnames, dataset.templates))
+        features = compute_features(dataset, embedder, store, **options.embedding, prompts=next(fits, EVERY))
+    dataset = features.dataset
+    measured: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
+    if dataset.kind == "classification" and features.text is not None:
+        measured["classes"] = len(features.text.mean)
+    measured |= {"source": dataset.source, "probabilistic": features.model.probabilistic}
+    measured |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
+    if features.model.probabilistic:
+        uncertainty = uncertainty_of(features)
+        measured["image_trace"] = float(uncertainty(features.image).mean())
+        measured |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
+    measured |= {"damaged": features.damaged} if features.damaged else {}
     embedded = time.perf_counter() - started
     out = {}
     for similarity, score in chosen.items():
@@ -80,12 +100,12 @@ def evaluate_task(
         metrics, study = score_task(task, features, faces, score)
         if task.main_metric is not None and task.main_metric not in metrics:
             raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it all there?")
-        if settings.plots is not None:
+        if options.plots is not None:
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
-            write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
-        info = described(features) | {"similarity": similarity}
-        if settings.uncertainty:
+            write_plots(study, task.name, options.plots / f"{task.key.replace('/', '-')}-{similarity}")
+        info = measured | {"similarity": similarity}
+        if options.uncertainty:
             metrics |= study.metrics()
             info |= {"too_large_for": list(study.too_large_for)} if study.too_large_for else {}
         info["seconds"] = round(embedded + time.perf_counter() - started, 2)
@@ -93,28 +113,10 @@ def evaluate_task(
     return out
 
 
-def described(features: Features) -> dict[str, Any]:
-    """What a result was measured on, and how uncertain the model was; `size` is what published rows count."""
-    dataset = features.dataset
-    out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
-    if dataset.kind == "classification" and features.text is not None:
-        out["classes"] = len(features.text.mean)
-    out |= {"source": dataset.source, "probabilistic": features.model.probabilistic}
-    out |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
-    if features.model.probabilistic:
-        uncertainty = uncertainty_of(features)
-        out["image_trace"] = float(uncertainty(features.image).mean())
-        out |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
-    return out | ({"damaged": features.damaged} if features.damaged else {})
-
-
 def score_task(
     task: SuiteTask, features: Features, faces: Mapping[str, Gaussian], score: Score
 ) -> tuple[Metrics, Study]:
-    """The metrics of a task, and how well its uncertainty predicts errors.
-
-    faces: the classes of the four prompts of the face sets, whose error is that of gender, which both sets label alike.
-    """
+    """The metrics of a task, and how well its uncertainty predicts errors, of `faces` (classes by prompt) of gender."""
     if task.kind == "faces":
         predicted = {what: score_matrix(replace(features, text=z), score).argmax(1) for what, z in faces.items()}
         columns = group_columns(task, features.groups, len(features.keys))
@@ -123,18 +125,16 @@ def score_task(
         return face_metrics(task, predicted, features.groups), study
     result = evaluate_dataset(features.dataset, features, score, study=True)
     assert result.study is not None
-    metrics = retrieval_metrics(result.metrics) if task.kind == "retrieval" else result.metrics
+    metrics = result.metrics
+    if task.kind == "retrieval":  # of images and their own captions, where others match too
+        prefix = "own/" if f"own/{MEAN}" in metrics else ""
+        ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))  # the texts of an image, the image of a text
+        keys = {f"{name}_recall@{k}": f"{way}/R@{k}" for name, way in ways for k in KS} | {MEAN: MEAN}
+        metrics = {name: metrics[f"{prefix}{key}"] for name, key in keys.items() if f"{prefix}{key}" in metrics}
     if task.kind == "classification" and task.groups:
         ranked = result.queries["predicted"], result.queries["rank"]
         metrics |= added_metrics(task, *ranked, own_labels(features), features.groups)
     return metrics, result.study
-
-
-def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:
-    """The classes of race, gender, age and toxic, each with the prompts of its own."""
-    names = split_prompts(dataset.classnames, "class names")
-    templates = split_prompts(dataset.templates, "templates")
-    return {what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS}
 
 
 def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
@@ -142,11 +142,12 @@ def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {objective: [] for objective in FACE_PROMPTS}
     for line in lines:
         objective, _, text = line.partition(":")
-        if objective not in out:
-            raise ValueError(f"the line {line!r} of the {what} is not one of {', '.join(f'{o}:...' for o in out)}")
-        out[objective].append(text)
-    if empty := [objective for objective, texts in out.items() if not texts]:
-        raise ValueError(f"no {what} for {', '.join(empty)}: the face sets have lines for {', '.join(FACE_PROMPTS)}")
+        out.get(objective, []).append(text)
+    if sum(map(len, out.values())) != len(lines) or not all(out.values()):
+        found = ", ".join(f"{objective} {len(texts)}" for objective, texts in out.items())
+        raise ValueError(
+            f"the {len(lines)} {what} of the face sets have lines such as race:..., want some of each: {found}"
+        )
     return out
 
 
@@ -173,28 +174,16 @@ def by_group(
 def added_metrics(
     task: SuiteTask, predicted: Tensor, ranks: Tensor, labels: Tensor, groups: np.ndarray | None
 ) -> dict[str, float]:
-    """What a task has beside the metrics of its kind, of predicted classes, ranks of the true ones, and labels, (N,).
-
-    groups: (N, columns of the task). Raises ValueError where a task needs groups and there are none.
-    """
+    """What a task has beside the metrics of its kind; predicted classes, ranks of the true ones, and labels: (N,)."""
     if task.key == "wilds/iwildcam":
         return {"F1-macro_all": macro_f1(predicted, labels)}
-    if not task.groups:
-        return {}
     columns = group_columns(task, groups, len(labels))
-    if task.key == "wilds/fmow":
-        return _fmow(ranks <= 1, columns)
-    name, most, column = GROUPED[task.key]
-    return by_group(name, ranks <= most, [column], columns[:, [task.groups.index(column)]])
-
-
-def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
-    """Worst year and worst region; the main one holds the 4 images of "Other", as the published values do.
-
-    DataComp's code means to leave them out by the word "Other", which its groups are not called by.
-    """
-    years = by_group("acc", hits, ["year"], columns[:, [1]])
-    regions = by_group("acc", hits, ["region"], columns[:, [0]], without=f"region:{FMOW_OTHER}")
+    if task.key != "wilds/fmow":
+        name, most, column = GROUPED[task.key]
+        return by_group(name, ranks <= most, [column], columns[:, [task.groups.index(column)]])
+    # DataComp means to leave out the 4 images of "Other", but its groups are not called by that word.
+    years = by_group("acc", ranks <= 1, ["year"], columns[:, [1]])
+    regions = by_group("acc", ranks <= 1, ["region"], columns[:, [0]], without=f"region:{FMOW_OTHER}")
     names = {"acc_wg": "acc_worst_region", "acc_wg_without_other": "acc_worst_region_without_other"}
     out = {names.get(key, key): value for key, value in regions.items()}
     return out | {{"acc_wg": "acc_worst_year"}.get(key, key): value for key, value in years.items()}
@@ -202,34 +191,17 @@ def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
 
 def group_columns(task: SuiteTask, groups: np.ndarray | None, images: int) -> np.ndarray:
     """The metadata as (N, columns) integers. ValueError where it is missing or has fewer columns than the task's."""
-    wanted = (images, len(task.groups))
-    shape = None if groups is None else groups.shape
     if groups is None or groups.ndim != 2 or len(groups) != images or groups.shape[1] < len(task.groups):
-        raise ValueError(
-            f"{task.name} needs the .npy beside each image, together {wanted} ({', '.join(task.groups)}), and got "
-            f"{shape}: fetch {task.repository} again"
-        )
+        wanted = f"together {(images, len(task.groups))} ({', '.join(task.groups)})"
+        got = f"and got {None if groups is None else groups.shape}: fetch {task.repository} again"
+        raise ValueError(f"{task.name} needs the .npy beside each image, {wanted}, {got}")
     return groups.astype(np.int64)
 
 
-def retrieval_metrics(both: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of retrieval by DataComp's names, of images and their own captions, where others match too.
-
-    text_retrieval: the texts of an image (i2t); image_retrieval: the image of a text.
-    """
-    prefix = "own/" if "own/mean_recall@1" in both else ""
-    ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))
-    keys = {f"{name}_recall@{k}": f"{prefix}{way}/R@{k}" for name, way in ways for k in KS}
-    keys["mean_recall@1"] = f"{prefix}mean_recall@1"
-    return {name: both[key] for name, key in keys.items() if key in both}
-
-
 def face_metrics(task: SuiteTask, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:
-    """The tables of CLIP's section 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
+    """CLIP's tables 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
 
-    acc_race (white or not, by that), acc_gender, acc_age (by that), acc_gender_x (by race and gender), and how often
-    toxicity_crime and toxicity_nonhuman prompts win (by race). `_avg` over all images; the worst group is `_wg`, the
-    lowest, of an accuracy and `_max`, the highest, of a toxicity.
+    `_avg` over all images; the worst group is `_wg`, the lowest accuracy, or `_max`, the highest toxicity.
     """
     columns = group_columns(task, groups, len(predicted["race"]))
     age, gender, _, binary = torch.from_numpy(columns[:, :4]).unbind(1)

@@ -11,16 +11,16 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
 from prolip.evaluation.suites.datacomp.results import ModelIdentity, is_complete, main_value
+from prolip.utils.messages import first_few
 
-#: Tasks in the upper half of Table C.1.
-FIRST_BLOCK = 20
+FIRST_BLOCK = 20  # tasks in the upper half of Table C.1
 #: The average as Table C.1 prints it, which for one row is another than in Table 1.
 AVERAGE_C1 = "Average, C.1"
 FACE_COLUMNS = {
@@ -58,21 +58,16 @@ MATCHES = {
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """One line of a table: a model, or the difference of one to another.
-
-    values, averages: percent by task key and by aggregate; kind: ours (measured here), published or difference; marked:
-    keys and aggregates with a star; notes: sentences below the table; results: everything measured, by task key;
-    against: of a difference, the label of the other row.
-    """
+    """One line of a table: a model, or the difference of one to another."""
 
     label: str
-    values: Mapping[str, float]
-    averages: Mapping[str, float]
+    values: Mapping[str, float]  # percent by task key
+    averages: Mapping[str, float]  # percent by aggregate
     kind: Literal["ours", "published", "difference"] = "ours"
-    marked: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
-    results: Mapping[str, TaskResult] = field(default_factory=dict)
-    against: str = ""
+    marked: frozenset[str] = frozenset()  # keys and aggregates with a star
+    notes: tuple[str, ...] = ()  # sentences below the table
+    results: Mapping[str, TaskResult] = field(default_factory=dict)  # everything measured, by task key
+    against: str = ""  # of a difference, the label of the other row
 
     @property
     def faces(self) -> dict[str, dict[str, float]]:
@@ -100,30 +95,37 @@ def notes_of(rows: Sequence[SuiteRow]) -> list[str]:
     return list(dict.fromkeys(note for row in rows for note in row.notes))
 
 
-def our_row(label: str, results: Mapping[str, TaskResult]) -> SuiteRow:
-    """The row of a model from its finished tasks."""
-    mains = {key: main_value(result) for key, result in results.items()}
-    values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
-    marked = {key for key, result in results.items() if not is_complete(result)}
-    averages: dict[str, float] = {}
-    notes: list[str] = []
-    for name, mean in aggregate(values).items():
-        if not mean.missing:
+def our_rows(found: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[SuiteRow]:
+    """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
+    labels = Counter(identity.label for identity in found)
+    rows = []
+    for identity, results in found.items():
+        twice = labels[identity.label] > 1
+        label = f"{identity.label[:-1]}, fingerprint {identity.fingerprint[:8]})" if twice else identity.label
+        mains = {key: main_value(result) for key, result in results.items()}
+        values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
+        marked = {key for key, result in results.items() if not is_complete(result)}
+        averages: dict[str, float] = {}
+        notes: list[str] = []
+        for name, mean in aggregate(values).items():
+            keys = AGGREGATES[name]
+            if mean.missing:
+                which = first_few([BY_KEY[key].name for key in mean.missing], 5)
+                there = f"{len(keys) - len(mean.missing)} of {len(keys)} tasks are there"
+                notes.append(f"{label}: no {name}, {there}; missing: {which}.")
+                continue
             names = {name, AVERAGE_C1} if name == "Average" else {name}
             averages |= dict.fromkeys(names, mean.value)
-            marked |= names if marked & set(AGGREGATES[name]) else set()
-        else:
-            there = len(AGGREGATES[name]) - len(mean.missing)
-            which = ", ".join(BY_KEY[key].name for key in mean.missing[:5]) + (" ..." if len(mean.missing) > 5 else "")
-            notes.append(f"{label}: no {name}, {there} of {len(AGGREGATES[name])} tasks are there; missing: {which}.")
-    without = results["wilds/fmow"].metrics.get("acc_worst_region_without_other") if "wilds/fmow" in results else None
-    if without is not None:
-        notes.append(
-            f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
-            "table's figure holds it, as published ones do."
-        )
-    notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    return SuiteRow(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
+            marked |= names if marked & set(keys) else set()
+        fmow = results["wilds/fmow"].metrics if "wilds/fmow" in results else {}
+        if (without := fmow.get("acc_worst_region_without_other")) is not None:
+            notes.append(
+                f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
+                "table's figure holds it, as published ones do."
+            )
+        notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
+        rows.append(SuiteRow(label, values, averages, "ours", frozenset(marked), tuple(notes), results))
+    return rows
 
 
 def measured_on(result: TaskResult) -> str:
@@ -135,34 +137,6 @@ def measured_on(result: TaskResult) -> str:
         got, wanted = f"{got} of {info['classes']} classes", f"{wanted} of {task.classes}"
     damaged = ", ".join(f"{kind} {count}" for kind, count in info.get("damaged", {}).get("kinds", {}).items())
     return f"{task.name} on {got} instead of {wanted}" + (f"; left out: {damaged}" if damaged else "")
-
-
-def our_rows(results: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[SuiteRow]:
-    """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
-    labels = Counter(identity.label for identity in results)
-    rows = []
-    for identity, of_model in results.items():
-        twice = labels[identity.label] > 1
-        label = f"{identity.label[:-1]}, fingerprint {identity.fingerprint[:8]})" if twice else identity.label
-        rows.append(our_row(label, of_model))
-    return rows
-
-
-def table_1(rows: Sequence[SuiteRow]) -> Grid:
-    """The five averages, as in the paper's Table 1."""
-    names = tuple(AGGREGATES)
-    return _grid("Zero-shot results (ProLIP Table 1)", names, names, rows, 1)
-
-
-def table_c1(rows: Sequence[SuiteRow]) -> tuple[Grid, Grid]:
-    """All 38 tasks in the two blocks of Table C.1, the average last."""
-    first, second = COUNTED[:FIRST_BLOCK], COUNTED[FIRST_BLOCK:]
-    title = "Zero-shot results of all 38 tasks (ProLIP Table C.1)"
-    header, keys = [*(task.name for task in second), "Average"], [*(task.key for task in second), AVERAGE_C1]
-    return (
-        _grid(f"{title}, 1 of 2", [task.name for task in first], [task.key for task in first], rows, 2),
-        _grid(f"{title}, 2 of 2", header, keys, rows, 2),
-    )
 
 
 def faces_table(rows: Sequence[SuiteRow]) -> Grid:
@@ -179,9 +153,7 @@ def faces_table(rows: Sequence[SuiteRow]) -> Grid:
 def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
     """How well traces predict errors, task by task: each query refused by its own trace, or by its score.
 
-    Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue. A tenth
-    is a decile of the query's trace. R-AUROC, where images have classes: how well the trace predicts that the nearest
-    image is of another one.
+    A tenth is a decile of the query's trace. R-AUROC: how well it predicts that the nearest image is of another class.
     """
     lines = []
     for row in rows:
@@ -203,21 +175,28 @@ def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
 
 
 def grids(rows: Sequence[SuiteRow]) -> list[Grid]:
-    """Every table that has a row."""
-    every = (table_1(rows), *table_c1(rows), faces_table(rows), uncertainty_table(rows))
+    """Every table that has a row: the averages of Table 1, all tasks in the two blocks of Table C.1, the others."""
+    title, names = "Zero-shot results of all 38 tasks (ProLIP Table C.1)", {task.key: task.name for task in COUNTED}
+    first, second = dict(list(names.items())[:FIRST_BLOCK]), dict(list(names.items())[FIRST_BLOCK:])
+    every = (
+        _grid("Zero-shot results (ProLIP Table 1)", {name: name for name in AGGREGATES}, rows, 1),
+        _grid(f"{title}, 1 of 2", first, rows, 2),
+        _grid(f"{title}, 2 of 2", second | {AVERAGE_C1: "Average"}, rows, 2),
+        faces_table(rows),
+        uncertainty_table(rows),
+    )
     return [grid for grid in every if grid.rows]
 
 
-def _grid(title: str, header: Sequence[str], keys: Sequence[str], rows: Sequence[SuiteRow], decimals: int) -> Grid:
-    """A table of all rows that have a number in it; keys of tasks or aggregates."""
+def _grid(title: str, columns: Mapping[str, str], rows: Sequence[SuiteRow], decimals: int) -> Grid:
+    """A table of all rows that have a number in it; columns: title by key of a task or aggregate."""
     lines: list[tuple[str, tuple[str, ...]]] = []
     for row in rows:
         numbers = {**row.values, **row.averages}
-        if row.against and not any(key in numbers for key in keys):
-            continue
-        cells = (cell(numbers.get(key), decimals, key in row.marked, bool(row.against)) for key in keys)
-        lines.append((f"{row.label} minus {row.against}" if row.against else row.label, tuple(cells)))
-    return Grid(title, tuple(header), tuple(lines))
+        if not row.against or columns.keys() & numbers.keys():
+            cells = (cell(numbers.get(key), decimals, key in row.marked, bool(row.against)) for key in columns)
+            lines.append((f"{row.label} minus {row.against}" if row.against else row.label, tuple(cells)))
+    return Grid(title, tuple(columns.values()), tuple(lines))
 
 
 def to_markdown(rows: Sequence[SuiteRow]) -> str:
@@ -236,19 +215,15 @@ def to_markdown(rows: Sequence[SuiteRow]) -> str:
 
 
 def to_csv(rows: Sequence[SuiteRow]) -> str:
-    """A line per row, a column per task and average; percent, empty where missing.
-
-    The columns `kind` (ours, published, difference) and `marked` (names with a star) say how to read it.
-    """
-    columns = [*AGGREGATES, *(task.name for task in COUNTED)]
-    keys = [*AGGREGATES, *(task.key for task in COUNTED)]
+    """A line per row, a column per task and average, percent; `marked`: names with a star."""
+    columns = {name: name for name in AGGREGATES} | {task.key: task.name for task in COUNTED}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["model", "kind", "against", *columns, "marked"])
+    writer.writerow(["model", "kind", "against", *columns.values(), "marked"])
     for row in rows:
         numbers = {**row.values, **row.averages}
-        written = [f"{numbers[key]:.4f}" if key in numbers else "" for key in keys]
-        stars = ";".join(column for key, column in zip(keys, columns) if key in row.marked)
+        written = [f"{numbers[key]:.4f}" if key in numbers else "" for key in columns]
+        stars = ";".join(name for key, name in columns.items() if key in row.marked)
         writer.writerow([row.label, row.kind, row.against, *written, stars])
     return out.getvalue()
 
@@ -256,20 +231,17 @@ def to_csv(rows: Sequence[SuiteRow]) -> str:
 def to_json(rows: Sequence[SuiteRow]) -> str:
     """Everything, with null for what is missing: rows, differences, notes."""
 
-    def values_of(row: SuiteRow) -> dict[str, dict[str, float | None]]:
-        named = {"tasks": ([task.key for task in COUNTED], row.values), "averages": (list(AGGREGATES), row.averages)}
-        return {
-            name: {key: round(values[key], 6) if key in values else None for key in keys}
-            for name, (keys, values) in named.items()
-        }
+    def percents(values: Mapping[str, float], keys: Iterable[str]) -> dict[str, float | None]:
+        return {key: round(values[key], 6) if key in values else None for key in keys}
 
-    found = [
-        {"model": row.label, "kind": row.kind, **values_of(row), "marked": sorted(row.marked), "faces": row.faces}
-        for row in rows
-        if not row.against
-    ]
-    changes = [{"model": row.label, "against": row.against, **values_of(row)} for row in rows if row.against]
-    values = {"unit": "percent", "rows": found, "differences": changes, "notes": notes_of(rows)}
+    values: dict[str, Any] = {"unit": "percent", "rows": [], "differences": [], "notes": notes_of(rows)}
+    for row in rows:
+        tasks, averages = percents(row.values, (task.key for task in COUNTED)), percents(row.averages, AGGREGATES)
+        line = {"model": row.label, "tasks": tasks, "averages": averages}
+        if row.against:
+            values["differences"].append(line | {"against": row.against})
+        else:
+            values["rows"].append(line | {"kind": row.kind, "marked": sorted(row.marked), "faces": row.faces})
     return json.dumps(values, indent=1) + "\n"
 
 
@@ -294,8 +266,7 @@ def to_latex(rows: Sequence[SuiteRow]) -> str:
             lines.append(" & ".join([label.translate(ESCAPES), *texts]) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
         parts.append("\n".join(lines))
-    notes = notes_of(rows)
-    parts += ["\n".join(f"% {note}" for note in notes)] if notes else []
+    parts += ["\n".join(f"% {note}" for note in notes)] if (notes := notes_of(rows)) else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,10 +1,7 @@
-"""Results that survive: one JSON line per finished task, tasks claimed by locks that end with their process.
+"""Results that survive: one JSON line per finished task, tasks claimed by locks (flock) that end with their process.
 
-    OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
-    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; its holder is written inside
-
-A killed process loses its locks, so the next one takes its task; what it was writing is at worst one line without its
-end, which readers skip. Where locks do not reach from machine to machine, --part shares the tasks without them.
+OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
+OUTPUT/claims/*.lock        held while a process evaluates a task; its holder is written inside
 """
 
 from __future__ import annotations
@@ -28,19 +25,16 @@ from prolip.utils.outputs import holder_of, lock
 
 #: The part of a test set that may be missing: what is on the hub differs from DataComp's count by a few instances.
 TOLERANCE = 0.01
-#: Seconds between two looks at tasks that other processes hold.
-POLL = 5.0
-#: Of the scoring: raised when a metric changes, so that older lines are not taken for today's.
-VERSION = 1
+POLL = 5.0  # seconds between two looks at tasks that other processes hold
+VERSION = 1  # raised when a metric changes, so that older lines are not taken for today's
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a result depends on besides its task. model: its name, for readers; fingerprint: of its weights,
-    preprocessing and tokenizer."""
+    """What a result depends on besides its task."""
 
-    model: str
-    fingerprint: str
+    model: str  # its name, for readers
+    fingerprint: str  # of its weights, preprocessing and tokenizer
     similarity: str
     precision: str
 
@@ -57,10 +51,10 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Line:
-    """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
+    """A result with what it belongs to."""
 
     identity: ModelIdentity
-    data: str
+    data: str  # fingerprint of images, class names and prompts
     result: TaskResult
     version: int = VERSION
 
@@ -71,8 +65,7 @@ def main_value(result: TaskResult) -> float | None:
 
 
 def is_complete(result: TaskResult) -> bool:
-    """Whether it was measured on what the published values were: all classes, undamaged, and within TOLERANCE all
-    images."""
+    """Whether it was measured on what published values were: all classes, undamaged, within TOLERANCE all images."""
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
@@ -117,6 +110,16 @@ class ResultFolder:
         read = (from_json(line) for line in text.split("\n") if line.strip())
         return [line for line in read if line is not None and line.version == VERSION]
 
+    def wanted(
+        self, tasks: Iterable[SuiteTask], identities: Sequence[ModelIdentity], marks: Mapping[str, str]
+    ) -> dict[str, tuple[ModelIdentity, ...]]:
+        """Which identities have no result of a task yet, by key, on data as in `marks`."""
+        there = {(line.identity.mark, line.result.key, line.data) for line in self.lines()}
+        return {
+            key: tuple(one for one in identities if (one.mark, key, marks.get(key)) not in there)
+            for key in (task.key for task in tasks)
+        }
+
     def append(self, line: Line) -> None:
         """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,12 +133,6 @@ class ResultFolder:
             file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
             os.fsync(file.fileno())
 
-    def check(self) -> None:
-        """Raise what would keep results from being written, before anything is computed: OSError, ValueError."""
-        with self.alone("start"):
-            if self.path.exists():
-                open(self.path, "ab").close()
-
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
         """Hold a name inside the `with`, waiting for its turn."""
@@ -144,14 +141,10 @@ class ResultFolder:
             yield
 
     @contextmanager
-    def claim(self, name: str) -> Iterator[bool]:
-        """Hold a name inside the `with`; False where another process holds it."""
+    def claim(self, name: str) -> Iterator[str]:
+        """Hold a name inside the `with`: "", or the holder where another process holds it."""
         with lock(self._claim_path(name)) or nullcontext() as file:
-            yield file is not None
-
-    def holder(self, name: str) -> str:
-        """Who holds a claim, for messages."""
-        return holder_of(self._claim_path(name))
+            yield holder_of(self._claim_path(name)) if file is None else ""
 
     def _claim_path(self, name: str) -> Path:
         self.claims.mkdir(parents=True, exist_ok=True)
@@ -163,29 +156,25 @@ def wait_for(file: IO) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        raise ValueError(
-            f"{file.name} cannot be locked ({error.strerror}): give an --output on another disk"
-        ) from error
+        what = f"{file.name} cannot be locked ({error.strerror})"
+        raise ValueError(f"{what}: give an --output on another disk") from error
 
 
-def finished(lines: Iterable[Line], identity: ModelIdentity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
-    """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
-    mine = (line for line in lines if line.identity.mark == identity.mark)
-    return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
-
-
-def latest(lines: Iterable[Line]) -> dict[ModelIdentity, dict[str, TaskResult]]:
-    """Results by identity (the first one of a mark) and key, a later line of a task in place of an earlier one."""
+def latest(folders: Iterable[str | os.PathLike]) -> dict[ModelIdentity, dict[str, TaskResult]]:
+    """Results by identity (the first one of a mark) and key, the last line of a task; FileNotFoundError without any."""
     out: dict[ModelIdentity, dict[str, TaskResult]] = {}
     first: dict[str, ModelIdentity] = {}
-    for line in lines:
-        out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
+    for folder in map(ResultFolder, folders):
+        lines = folder.lines()
+        if not lines:
+            raise FileNotFoundError(f"no result in {folder.path}: nothing was evaluated there yet")
+        for line in lines:
+            out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
     return out
 
 
 # --- several processes, one list of tasks -----------------------------------------------------------------------------
-Evaluate = Callable[[SuiteTask, tuple[ModelIdentity, ...]], Mapping[ModelIdentity, TaskResult]]
-Tell = Callable[[SuiteTask, Mapping[ModelIdentity, TaskResult]], None]
+ByIdentity = Mapping[ModelIdentity, TaskResult]
 
 
 def share_tasks(
@@ -193,36 +182,33 @@ def share_tasks(
     store: ResultFolder,
     identities: Sequence[ModelIdentity],
     marks: Mapping[str, str],
-    evaluate: Evaluate,
+    evaluate: Callable[[SuiteTask, tuple[ModelIdentity, ...]], ByIdentity],
     say: Callable[[str], None] = print,
-    tell: Tell = lambda task, results: None,
+    tell: Callable[[SuiteTask, ByIdentity], None] = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
-    """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
+    """Evaluate what is neither finished nor claimed; returns why tasks failed (OSError, ValueError), by key.
 
-    Any number of processes may run this on one folder: each task is evaluated once, results are on disk before the
-    claim ends, and the others, which wait for each other at the end, take the tasks of a process that is killed.
-    identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by key;
-    tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end the
-    others.
+    Any number of processes may run this on one folder: each task is evaluated once, and the last processes take up the
+    tasks of one that is killed. identities: of one model, which share a task's embeddings; marks: data marks by key;
+    tell: of a task whose results are on disk.
     """
     failed: dict[str, str] = {}
     reported = ""
     # whatever the similarity, but another model may be at the same task
     model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
     while True:
-        wanted = wanted_of(tasks, store, identities, marks)
+        wanted = store.wanted(tasks, identities, marks)
         pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
         if not pending:
             return failed
         held = []
         for task in pending:
-            name = f"{task.key}-{model}"
-            with store.claim(name) as mine:
-                if not mine:
-                    held.append(f"{task.name} ({store.holder(name)})")
+            with store.claim(f"{task.key}-{model}") as holder:
+                if holder:
+                    held.append(f"{task.name} ({holder})")
                     continue
-                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just finished it
+                still = store.wanted([task], identities, marks)[task.key]  # another may have just finished it
                 try:
                     results = evaluate(task, still) if still else {}
                 except (OSError, ValueError) as error:
@@ -234,17 +220,7 @@ def share_tasks(
                 if results:
                     tell(task, results)
         if len(held) == len(pending):
-            waiting = f"waiting for {', '.join(held)}"
-            if waiting != reported:
+            if (waiting := f"waiting for {', '.join(held)}") != reported:
                 say(waiting)
             reported = waiting
             time.sleep(poll)
-
-
-def wanted_of(
-    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[ModelIdentity], marks: Mapping[str, str]
-) -> dict[str, tuple[ModelIdentity, ...]]:
-    """Which identities have no result of a task yet, by key."""
-    lines = store.lines()
-    there = [(identity, finished(lines, identity, marks)) for identity in identities]
-    return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,38 +13,18 @@ from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import Dataset, fingerprint
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.prompts import check_prompts
-from prolip.evaluation.suites.datacomp.catalogue import (
-    BY_KEY,
-    TASKS,
-    FoundSets,
-    SuiteTask,
-    find_datasets,
-    missing_report,
-    select_tasks,
-    shard,
-)
-from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
-from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, our_rows, table_1
-from prolip.evaluation.suites.datacomp.results import (
-    Line,
-    ModelIdentity,
-    ResultFolder,
-    Tell,
-    latest,
-    main_value,
-    share_tasks,
-    wanted_of,
-)
+from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, TASKS, SuiteTask, find_datasets, select_tasks, shard
+from prolip.evaluation.suites.datacomp.evaluate import SuiteOptions, evaluate_task
+from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, grids, our_rows
+from prolip.evaluation.suites.datacomp.results import ModelIdentity, ResultFolder, latest, main_value, share_tasks
 from prolip.evaluation.table import aligned
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.outputs import check_output, replacing
 
 Say = Callable[[str], None]
-#: Shown of the face sets, which have no main metric.
-GENDER = "acc_gender_avg"
-#: Notes below the printed table.
-SHOWN = 8
+GENDER = "acc_gender_avg"  # shown of the face sets, which have no main metric
+SHOWN = 8  # notes below the printed table
 
 
 class Outcome(NamedTuple):
@@ -55,58 +35,44 @@ class Outcome(NamedTuple):
     missing: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuiteChoice:
-    """What is evaluated, and how. tasks: keys, names or tags, default all; similarities: scores, None for the model's
-    own; prompts: files of weights; part: (I, N), tasks of part I of N; allow_missing: do without data sets that are not
-    there; skip_damaged: leave out damaged samples."""
-
-    tasks: Sequence[str] | None = None
-    similarities: Sequence[str | None] = (None,)
-    prompts: Sequence[str] = ()
-    part: tuple[int, int] = (0, 1)
-    allow_missing: bool = False
-    skip_damaged: bool = False
-    settings: Settings = field(default_factory=Settings)
-
-
-def run(
-    load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice | None = None, say: Say = print
-) -> Outcome:
+def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOptions, say: Say = print) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
     data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
-    what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
-    cannot be loaded.
+    what is finished. ValueError, FileNotFoundError.
     """
-    choice = choice or SuiteChoice()
-    tasks = select_tasks(choice.tasks)
-    for similarity in filter(None, choice.similarities):
+    tasks = select_tasks(options.tasks)
+    for similarity in filter(None, options.similarities):
         find_score(similarity)
-    mine = shard(tasks, *choice.part)
-    found = find_datasets(mine, data, choice.skip_damaged)
-    refuse_missing(mine, found, data, choice.allow_missing, say)
-    prompts = weights_of(choice.prompts, found.datasets, len(mine) == len(tasks))
+    mine = shard(tasks, *options.part)
+    found = find_datasets(mine, data, options.skip_damaged)
+    if found.missing:
+        say(found.report(mine, data))
+        if not (options.allow_missing and found.datasets):
+            raise FileNotFoundError(
+                f"{len(found.missing)} of {len(mine)} datasets are missing: fetch them as said above, choose others "
+                "with --tasks, or go on without them with --allow-missing (averages that need them are then left out)"
+            )
+    prompts = weights_of(options.prompts, found.datasets, len(mine) == len(tasks))
     store = ResultFolder(output)
-    store.check()
-    if folder := choice.settings.store.folder:
+    with store.alone("start"):  # raises what would keep results from being written
+        if store.path.exists():
+            open(store.path, "ab").close()
+    if folder := options.store.folder:
         check_output(folder, folder=True)
     embedder = load()
-    similarities = [embedder.card.scored_by(similarity).name for similarity in choice.similarities]
+    similarities = [embedder.card.scored_by(similarity).name for similarity in options.similarities]
     for one in prompts:
         for dataset in found.datasets.values():
             if one.are_of(dataset.classnames, dataset.templates):
                 check_prompts(one, dataset, embedder.card)
-    settings = replace(choice.settings, prompts=prompts)
-    failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
+    todo = [task for task in mine if task.key in found.datasets]
+    failed = evaluate_tasks(todo, found.datasets, embedder, similarities, store, options, prompts, say)
     return Outcome(write_tables(output, say) if store.lines() else [], failed, found.missing)
 
 
 def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
-    """Weights of prompts in files, each for the task whose classes and prompts it has.
-
-    whole: whether these are all chosen tasks and not a shard of them. ValueError for weights of none, or two of one.
-    """
+    """Weights of prompts in files. ValueError for weights of two files for one task, or, where `whole`, of no task."""
     given = tuple(PromptWeights.load(path) for path in paths)
     for path, one in zip(paths, given):
         if whole and not any(one.are_of(dataset.classnames, dataset.templates) for dataset in datasets.values()):
@@ -119,68 +85,49 @@ def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: boo
     return given
 
 
-def refuse_missing(tasks: Sequence[SuiteTask], found: FoundSets, data: str, allow_missing: bool, say: Say) -> None:
-    """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
-    if not found.missing:
-        return
-    say(missing_report(tasks, found, data))
-    if not (allow_missing and found.datasets):
-        raise FileNotFoundError(
-            f"{len(found.missing)} of {len(tasks)} datasets are missing: fetch them as said above, choose others with "
-            "--tasks, or go on without them with --allow-missing (averages that need them are then left out)"
-        )
-
-
-def evaluate_all(
+def evaluate_tasks(
     tasks: Sequence[SuiteTask],
     datasets: Mapping[str, Dataset],
     embedder: Embedder,
     similarities: Sequence[str],
     store: ResultFolder,
-    settings: Settings,
-    say: Say = print,
+    options: SuiteOptions,
+    prompts: Sequence[PromptWeights],
+    say: Say,
 ) -> dict[str, str]:
-    """Evaluate the tasks that have a data set and no result yet, beside other processes; what failed, by key."""
-    todo = [task for task in tasks if task.key in datasets]
+    """Evaluate the tasks that have no result yet, beside other processes, with a line each; what failed, by key."""
     marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
     name, model = embedder.name, embedder.fingerprint
-    if given := sorted(f"{one.rule} [{one.digest}]" for one in settings.prompts):
+    if given := sorted(f"{one.rule} [{one.digest}]" for one in prompts):
         name, model = ", ".join([name, *given]), fingerprint(model, given)
     identities = [ModelIdentity(name, model, similarity, embedder.precision) for similarity in similarities]
-    kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
-    if kept:
-        drawn = " and get no plots" if settings.plots else ""
+    if kept := sum(not wanted for wanted in store.wanted(tasks, identities, marks).values()):
+        drawn = " and get no plots" if options.plots else ""
         say(
-            f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            f"{kept} of {len(tasks)} tasks are finished{drawn}: their results in {store.path} are kept; to "
             "evaluate them again, give another --output, or delete their lines"
         )
-
-    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
-        results = evaluate_task(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
-        return {identity: results[identity.similarity] for identity in wanted}
-
-    return share_tasks(todo, store, identities, marks, evaluate, say, progress(todo, say))
-
-
-# --- what is said and written -----------------------------------------------------------------------------------------
-def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
-    """Says a line per task: its number, its metrics, how long it took, how long the rest may take this process."""
     done: dict[str, int] = {}  # images by key
     started = time.perf_counter()
+
+    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
+        chosen = [identity.similarity for identity in wanted]
+        results = evaluate_task(task, datasets[task.key], embedder, chosen, options, prompts)
+        return {identity: results[identity.similarity] for identity in wanted}
 
     def tell(task: SuiteTask, results: Mapping[ModelIdentity, TaskResult]) -> None:
         first = next(iter(results.values()))
         done[task.key] = first.info["images"]
-        position = [other.key for other in tasks].index(task.key) + 1
+        position = tasks.index(task) + 1
         values = "  ".join(f"{identity.similarity} {percent(result)}" for identity, result in results.items())
         rate = (time.perf_counter() - started) / max(1, sum(done.values()))
-        left = rate * sum(other.size for other in tasks[position:] if other.key not in done)
+        left = timedelta(seconds=round(rate * sum(x.size for x in tasks[position:] if x.key not in done)))
         say(
             f"[{position:2}/{len(tasks)}] {task.name:<22} {first.main_metric or GENDER:<22} {values}  "
-            f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {duration(left)} to go"
+            f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {left} to go"
         )
 
-    return tell
+    return share_tasks(tasks, store, identities, marks, evaluate, say, tell)
 
 
 def percent(result: TaskResult) -> str:
@@ -189,23 +136,12 @@ def percent(result: TaskResult) -> str:
     return f"{100 * (result.metrics[GENDER] if value is None else value):6.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes or seconds."""
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
 def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
-    """Read the results of a folder, write its tables, and print Table 1.
-
-    One process at a time reads and writes, so that the last one's tables hold the results of all.
-    """
+    """Write the tables of a folder's results, one process at a time, so that the last one's hold all; print Table 1."""
     with ResultFolder(output).alone("tables"):
-        rows = our_rows(latest(read_results([output])))
+        rows = our_rows(latest([output]))
         save_tables(rows, output)
-    say(summary(rows))
-    say(f"results and tables: {output}")
+    say(f"{summary(rows)}\nresults and tables: {output}")
     return rows
 
 
@@ -214,17 +150,6 @@ def save_tables(rows: Sequence[SuiteRow], output: str | os.PathLike) -> None:
     for ending, write in WRITERS.items():
         with replacing(Path(output) / f"tables.{ending}") as path:
             path.write_text(write(rows), encoding="utf-8")
-
-
-def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
-    """The lines of all folders. FileNotFoundError for one that has none."""
-    lines = []
-    for folder in map(ResultFolder, folders):
-        of_folder = folder.lines()
-        if not of_folder:
-            raise FileNotFoundError(f"no result in {folder.path}: nothing was evaluated there yet")
-        lines += of_folder
-    return lines
 
 
 def summary(rows: Sequence[SuiteRow]) -> str:
@@ -236,7 +161,7 @@ def summary(rows: Sequence[SuiteRow]) -> str:
             if task.key in row.results:
                 star = "*" if task.key in row.marked else ""
                 out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}{star}")
-    grid = table_1(rows)
+    grid = grids(rows)[0]
     more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
     return "\n".join([*out, "", *aligned(grid.header, grid.rows, 17), "", *notes[:SHOWN], *more])
 

@@ -1,14 +1,73 @@
-"""Whatever happens to shards, all ranks step equally often; where nothing can be read, an error says so at once."""
+"""Samples and shards that cannot be used: counted, replaced, fatal when too many; ranks step equally often."""
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from faulty_servers import FaultyServer
+from tiny_loaders import build, epoch, with_bad_images, write_csv
 from tiny_tars import letters, plain, write_shards
 
-from prolip.data.faults import TooManyBadSamples
+from prolip.data import faults
+from prolip.data.faults import FaultCounter, TooManyBadSamples
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.reading.csv import TableError
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_corrupt_images_are_counted_and_replaced_by_other_samples(tmp_path, workers):
+    loader = build(with_bad_images(tmp_path, 20, 4), workers=workers, max_bad_fraction=0.9, train_num_samples=40)
+    batches = epoch(loader)
+    assert len(batches) == 10 and all(key[0] == "g" for batch in batches for key in batch["key"])
+    found = loader.faults()
+    assert found["samples"] == 40 + found["bad image"] and 4 <= found["bad image"] <= 12
+    before = found["bad image"]
+    epoch(loader, 1)
+    assert loader.faults()["bad image"] > before
+
+
+def test_too_many_corrupt_images_end_the_epoch_with_kind_key_and_shard(tmp_path, monkeypatch):
+    with pytest.raises(TooManyBadSamples) as error:
+        epoch(build(with_bad_images(tmp_path, 20, 4)))
+    for part in ("bad image", "'b", "bad.tar", "cannot identify image", "the limit is 1.0%", "--max-bad-fraction"):
+        assert part in str(error.value)
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 1100)
+    for limit, said in (
+        (0.01, "1000 of 1000 samples"),
+        (1.0, "1100 samples were lost since the last one that could be"),
+    ):
+        with pytest.raises(TooManyBadSamples, match=said):  # instead of turning for ever
+            epoch(build(with_bad_images(tmp_path, 0, 30), workers=2, max_bad_fraction=limit))
+
+
+def test_a_csv_without_a_single_image_stops_instead_of_turning_for_ever(tmp_path):
+    data = write_csv(tmp_path, 12)
+    for image in tmp_path.glob("*.png"):
+        image.unlink()
+    with pytest.raises(TableError, match="12 of 12 rows name no image that is there: rows 2, 3, 4 and 9 more"):
+        build(data)
+    for workers in (0, 2):
+        reason = rf"none of {12 // max(workers, 1)} rows can be (.|\n)*missing image: .*\.png: No such file"
+        with pytest.raises(TooManyBadSamples, match=reason):
+            epoch(build(data, workers=workers, max_bad_fraction=1.0))
+
+
+def test_faults_of_an_epoch_are_judged_over_all_ranks_where_they_are_joined(tmp_path):
+    loader = build(with_bad_images(tmp_path, 20, 4))
+    seen = []
+
+    def gather(mine, judge):
+        seen.append(mine)
+        return judge([mine, FaultCounter(samples=10_000).to_dict()])
+
+    loader.gather = gather
+    for number in range(2):
+        epoch(loader, number)
+    assert len(seen) == 2 and all(20 < counts["samples"] < 30 for counts in seen)  # of each epoch alone
+    loader.gather = lambda mine, judge: judge([mine, mine])
+    with pytest.raises(TooManyBadSamples, match="samples .* are unusable; the limit is 1.0%"):
+        epoch(loader)
 
 
 @pytest.fixture
@@ -25,32 +84,11 @@ def loaders(data, ranks=2, workers=0, **settings):
 
 def run(loader, epochs=1):
     """Keys of every batch of every epoch."""
-    batches = []
-    for number in range(epochs):
-        loader.set_epoch(number)
-        batches += [batch["key"] for batch in loader]
-    return batches
+    return [batch["key"] for number in range(epochs) for batch in epoch(loader, number)]
 
 
 def total(loaders):
-    kinds = {}
-    for loader in loaders:
-        for kind, count in loader.faults().items():
-            kinds[kind] = kinds.get(kind, 0) + count
-    return kinds
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_step_equally_often_whichever_of_their_shards_fail(tmp_path, workers):
-    urls = write_shards(tmp_path, [8] * 4)
-    for url in urls[:2]:
-        Path(url).write_bytes(Path(url).read_bytes()[:700])  # not one sample is whole
-    both = loaders(str(tmp_path), workers=workers, train_num_samples=32, max_bad_fraction=1.0, shuffle_buffer=4)
-    found = [run(loader, epochs=3) for loader in both]
-    assert [len(batches) for batches in found] == [12, 12] == [3 * len(loader) for loader in both]
-    assert {len(keys) for batches in found for keys in batches} == {4}
-    assert {key for batches in found for keys in batches for key in keys} == {f"s{i:03d}" for i in range(16, 32)}
-    assert total(both)["broken shard"] >= 6
+    return sum((Counter(loader.faults()) for loader in loaders), Counter())
 
 
 @pytest.mark.usefixtures("impatient")
@@ -71,9 +109,8 @@ def test_sources_of_every_kind_of_fault_together(tmp_path, resampled):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["empty", "missing", "busy", "command"])
-def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, workers, kind):
+@pytest.mark.parametrize("kind, workers", [("empty", 2), ("missing", 0), ("busy", 0), ("command", 0)])
+def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, kind, workers):
     objects = {Path(url).name: Path(url).read_bytes() for url in write_shards(tmp_path, [8] * 4)}
     start = time.monotonic()
     with FaultyServer(objects) as server:
