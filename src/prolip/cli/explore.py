@@ -28,9 +28,8 @@ def make_app(args: argparse.Namespace) -> App:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
     settings = reading(args)
-    from prolip.explorer.app import App
+    from prolip.explorer.app import App, open_source, resolved
     from prolip.explorer.gallery import Captions, Gallery
-    from prolip.explorer.open import open_source, resolved
     from prolip.explorer.query import MOST
     from prolip.search.query import calibrate, read_queries
     from prolip.search.sources import lines_of

@@ -55,7 +55,7 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     "search build",
     "runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", "flat (exact), ivf, hnsw or pq", default="flat", metavar="TYPE"),
-    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0),
+    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0, least=0),
     flag("--similarity", "csd, mean, elk or another score (default: that of the model's method)", metavar="SCORE"),
     flag("--dry-run", "print the size of an index of ITEMS, and write nothing", least=1, metavar="ITEMS"),
     *ADDED,

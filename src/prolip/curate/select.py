@@ -270,18 +270,6 @@ def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarra
         return repeats
     rows = best_first(quality, rows)
     different, first, group = np.unique(signatures[rows], axis=0, return_index=True, return_inverse=True)
-    near, stands_for = neighbours(different, radius), np.arange(len(different))
-    for one in np.argsort(first):
-        if stands_for[one] == one and one in near:
-            others = near[one][stands_for[near[one]] == near[one]]
-            stands_for[others[first[others] > first[one]]] = one
-    best = rows[first[stands_for[group.reshape(-1)]]]
-    repeats[rows] = np.where(best == rows, -1, best)
-    return repeats
-
-
-def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
-    """Signature -> the others within `radius` bits, if any."""
     flat = faiss.IndexBinaryFlat(BITS)
     index: Any = flat
     if len(different) > FLAT:
@@ -291,10 +279,17 @@ def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
         sample = np.random.default_rng(0).choice(len(different), min(len(different), 50 * index.nlist), replace=False)
         index.train(np.ascontiguousarray(different[np.sort(sample)]))
     index.add(different)
-    found = {}
+    near = {}
     for start in range(0, len(different), BLOCK):
         limits, _, places = index.range_search(np.ascontiguousarray(different[start : start + BLOCK]), radius + 1)
         for row in np.flatnonzero(np.diff(limits) > 1):
             others = places[limits[row] : limits[row + 1]]
-            found[start + row] = np.sort(others[others != start + row])
-    return found
+            near[start + row] = np.sort(others[others != start + row])
+    stands_for = np.arange(len(different))
+    for one in np.argsort(first):
+        if stands_for[one] == one and one in near:
+            others = near[one][stands_for[near[one]] == near[one]]
+            stands_for[others[first[others] > first[one]]] = one
+    best = rows[first[stands_for[group.reshape(-1)]]]
+    repeats[rows] = np.where(best == rows, -1, best)
+    return repeats

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from prolip.curate.rules import MEANINGS, parse_rules
-from prolip.curate.score import table_of
+from prolip.curate.score import pair_columns, side_columns, table_of
 from prolip.curate.select import UNUSABLE, Choice, check_noise, quantile
-from prolip.curate.signals import pair_columns, side_columns
 from prolip.curate.tables import read_table, signals_of, tables_of, whole_column
 from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item

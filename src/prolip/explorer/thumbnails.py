@@ -24,8 +24,7 @@ from prolip.data.reading.rows import read_rows
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
-from prolip.search.keys import candidates, hashes_of, run_of
-from prolip.search.store import Item
+from prolip.search.store import Item, candidates, hashes_of, run_of
 from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.

@@ -38,8 +38,6 @@ class IndexSpec:
     def __post_init__(self) -> None:
         if self.name not in KINDS:
             raise ValueError(f"an index of the type {self.name!r} is unknown: use one of {', '.join(KINDS)}")
-        if self.lists < 0:
-            raise ValueError(f"{self.lists} lists: give 0 or more")
 
     def lists_for(self, rows: int) -> int:
         """The lists of an index of so many rows: 4 sqrt(rows) by default, with PER_LIST rows each or more."""

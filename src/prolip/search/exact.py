@@ -288,9 +288,9 @@ def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
     return -0.5 * (total - (3 * queries.mean.shape[1] + 32) * torch.finfo(torch.float64).eps * size)
 
 
-def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[TopK, int, int]:
-    """Find the k items of the highest -elk, in the order of `score_all`; count the pairs bounded, and scored."""
-    parts, bounded, scored = [], 0, 0
+def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[TopK, int]:
+    """Find the k items of the highest -elk, in the order of `score_all`; count the pairs scored."""
+    parts, scored = [], 0
     for start in range(0, len(queries.mean), QUERIES):
         some = queries.select(slice(start, start + QUERIES)).to(torch.float64)
         best = empty(len(some.mean), k)
@@ -299,10 +299,9 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
             for number in bounds.amax(0).argsort(descending=True).tolist():
                 asked = torch.nonzero(bounds[:, number] >= best.scores[:, -1])[:, 0]
                 if len(asked):
-                    bounded += len(asked) * len(buckets[number].rows)
                     scored += _search_bucket(buckets[number], some, asked, best)
         parts.append(best)
-    return joined(parts), bounded, scored
+    return joined(parts), scored
 
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:

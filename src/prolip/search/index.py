@@ -111,7 +111,7 @@ class SearchIndex:
                 raise FileExistsError(f"{folder} is {what}: use prolip search add, or give another folder")
         else:
             card, dim, further = sources.described(source, embedder)
-            side = sources.side_of(sources.parse(source))
+            side: Side = "text" if sources.parse(source).kind == "texts" else "image"
             index = cls.create(folder, card.scored_by(similarity), dim, kind, side, card, further)
         return index.add(source, embedder, **reading)
 
@@ -135,7 +135,7 @@ class SearchIndex:
         skip_damaged: count and skip unreadable images. restore: add deleted items again.
         """
         parsed = sources.parse(source)
-        if (side := sources.side_of(parsed)) != self.side:
+        if (side := "text" if parsed.kind == "texts" else "image") != self.side:
             raise ValueError(f"{source} gives {side}s, and this index has {self.side}s")
         with self.writing():
             rebuild = Rebuild(self, source, restore, FaultCounter() if skip_damaged else None)

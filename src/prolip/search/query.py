@@ -201,7 +201,16 @@ def confidences(
         own = meaning(index)[1]
         trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
-    nats = code_lengths(index, queries, rows)
+    nats, (units, _), dim = None, meaning(index), queries.mean.shape[1]
+    if units is not None and 0 < len(index) * dim <= NUMBERS:  # `Units.code_length` of a row among all items
+        logits = 2 / units.unit * queries.mean
+        total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+        for block in index.store.gallery.blocks():
+            means = index.store.gallery.gaussian(block).mean
+            for part, some in zip(total.split(BLOCK), logits.split(BLOCK)):
+                part.copy_(part.logaddexp((some @ means.mT).double().logsumexp(1)))
+        answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
+        nats = (total - answer).where(has_answer, torch.inf)
     doubt = None if index.side == "image" else doubts_of(index, reader, queries.mean)
     if nats is not None:
         if doubt is not None:
@@ -213,21 +222,6 @@ def confidences(
         if nats is not None:
             out["joint log probability"] = -refusal(nats, asked.novelty)
     return {name: x.double().numpy() for name, x in out.items()}
-
-
-def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
-    """`Units.code_length` of a row per query, (Q,), inf for row -1; None without units, or of over NUMBERS numbers."""
-    units, dim = meaning(index)[0], queries.mean.shape[1]
-    if units is None or len(index) * dim > NUMBERS or not len(index):
-        return None
-    logits = 2 / units.unit * queries.mean
-    total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    for block in index.store.gallery.blocks():
-        means = index.store.gallery.gaussian(block).mean
-        for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
-            part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
-    answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
-    return (total - answer).where(rows >= 0, torch.inf)
 
 
 def ask(

@@ -43,16 +43,15 @@ class Threshold(NamedTuple):
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
     def __str__(self) -> str:
-        sure = f"with {1 - self.delta:.0%} confidence"
-        if not self.holds:
-            return (
-                f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions: all"
-                " are refused. Give more questions, a larger --risk, or a better model"
-            )
-        return (
-            f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
-            f" ({self.wrong} of {self.answered} were, of {self.tested} questions)"
+        sure, remedy = (
+            f"with {1 - self.delta:.0%} confidence",
+            "Give more questions, a larger --risk, or a better model",
         )
+        if not self.holds:
+            kept = f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions"
+            return f"{kept}: all are refused. {remedy}"
+        said = f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
+        return f"{said} ({self.wrong} of {self.answered} were, of {self.tested} questions)"
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:
@@ -85,9 +84,8 @@ def find_threshold(
         raise ValueError(f"{len(error)} questions with {len(scores)} confidences: give two or more, with one of each")
     if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
         raise ValueError("an answer is neither right nor wrong, or a confidence is NaN: leave out such questions")
-    first, second = np.split(
-        np.random.default_rng(seed).permutation(len(error)), [max(1, round(CHOOSING * len(error)))]
-    )
+    order = np.random.default_rng(seed).permutation(len(error))
+    first, second = np.split(order, [max(1, round(CHOOSING * len(error)))])
     areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}
     by = min(areas, key=lambda name: areas[name])
     score, known = scores[by], np.unique(scores[by][first])

@@ -30,7 +30,6 @@ from prolip.embedder import Embedder, ModelCard, groups
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
-from prolip.scores import Side
 from prolip.search.store import Item, Part
 from prolip.utils.documents import text_lines
 from prolip.utils.messages import explain_missing
@@ -157,10 +156,6 @@ def digest(data: bytes) -> str:
 def parse(address: str) -> NamedSource:
     """A source by its kind and address. ValueError for others, FileNotFoundError."""
     return parse_source(address, "--data", KINDS)
-
-
-def side_of(source: NamedSource) -> Side:
-    return "text" if source.kind == "texts" else "image"
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:

@@ -6,6 +6,7 @@ left. Runs and approximate indexes never change: others replace them, and a read
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,6 @@ import numpy as np
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
 from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
-from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
@@ -38,6 +38,10 @@ REMEDY = "restore a copy of the index, or build it again in another folder"
 AGAIN = "prolip search finish {} --rebuild makes it again"
 #: Bytes that are summed at once.
 READ = 2**24
+#: An entry of a run. Several keys may share a hash, so a search compares the keys.
+ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
+#: Entries of each run in memory during a merge.
+MERGED = 2**16
 Item = dict[str, Any]
 Sources = Sequence[Mapping[str, Any]]
 #: File -> [bytes that count, their checksum].
@@ -351,3 +355,52 @@ def _checksum(file: IO[bytes], size: int) -> int:
     for start in range(0, size, READ):
         checksum = zlib.crc32(os.pread(file.fileno(), min(READ, size - start), start), checksum)
     return checksum
+
+
+# --- keys: sorted runs of (hash, row); N rows have at most log2(N), and a row is merged O(log N) times ----------------
+def hashes_of(keys: Iterable[str]) -> np.ndarray:
+    """64 bits of each key, (N,) uint64."""
+    digests = [hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest() for key in keys]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def run_of(keys: Sequence[str], start: int) -> np.ndarray:
+    """The sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
+    run = np.empty(len(keys), dtype=ENTRY)
+    run["hash"], run["row"] = hashes_of(keys), np.arange(start, start + len(keys))
+    return run[np.argsort(run["hash"], kind="stable")]
+
+
+def absorbed(sizes: Sequence[int], new: int) -> int:
+    """The number of last runs that a run of `new` entries is merged with."""
+    count = 0
+    while count < len(sizes) and sizes[-1 - count] < 2 * new:
+        count += 1
+        new += sizes[-count]
+    return count
+
+
+def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    places = [0] * len(runs)
+    while any(place < len(run) for place, run in zip(places, runs)):
+        parts = [run[place : place + MERGED] for place, run in zip(places, runs)]
+        ends = [part["hash"][-1] for run, place, part in zip(runs, places, parts) if place + MERGED < len(run)]
+        if ends:  # entries after this hash may follow in another run
+            parts = [part[: np.searchsorted(part["hash"], min(ends), side="right")] for part in parts]
+        places = [place + len(part) for place, part in zip(places, parts)]
+        both = np.concatenate(parts)
+        yield both[np.argsort(both["hash"], kind="stable")]
+
+
+def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
+    places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    order = np.argsort(hashes)  # rising hashes reuse the cache
+    for run in filter(len, runs):
+        low = np.searchsorted(run["hash"], hashes[order])
+        there = run["hash"][np.minimum(low, len(run) - 1)] == hashes[order]
+        high = np.searchsorted(run["hash"], hashes[order[there]], side="right")
+        for place, start, end in zip(order[there], low[there], high):
+            places.append(np.full(end - start, place))
+            rows.append(run["row"][start:end])
+    return np.concatenate(places), np.concatenate(rows)

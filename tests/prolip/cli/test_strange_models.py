@@ -3,8 +3,8 @@
 import copy
 import json
 
+import miniatures
 import pytest
-import wds_folders
 from commands import evaluate
 
 from prolip import factory
@@ -23,7 +23,7 @@ def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeyp
     (config[block] if block else config)[key] = value
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
     (tmp_path / "open_clip_model.safetensors").write_bytes(b"\xff" * 64)
-    wds_folders.classification(tmp_path / "wds_cifar10_test", 4, 1)
+    miniatures.wds_classification(tmp_path / "wds_cifar10_test", images=4, shards=1)
     run, words = training.main, f"{RUN} --device cpu --output {tmp_path}/runs"
     if command == "evaluation":
         run, words = evaluate, f"--data wds:{tmp_path}/wds_cifar10_test"

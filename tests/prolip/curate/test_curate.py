@@ -19,7 +19,7 @@ from PIL import Image
 import prolip
 from prolip.cli.main import main as prolip_command
 from prolip.curate.rules import MEANINGS
-from prolip.curate.signals import PairSignals, side_columns
+from prolip.curate.score import PairSignals, side_columns
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.embedder import Embedder

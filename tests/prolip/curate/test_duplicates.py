@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from prolip.curate import select
+from prolip.curate.score import signatures
 from prolip.curate.select import duplicates_of, radius_of
-from prolip.curate.signals import signatures
 from prolip.curate.tables import BITS
 
 

@@ -18,8 +18,8 @@ from explored import COLOURS, make_app, picture
 from PIL import Image
 
 from prolip.curate.rules import parse_rules
+from prolip.curate.score import PairSignals
 from prolip.curate.select import Choice, select
-from prolip.curate.signals import PairSignals
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.embedder import Embedder
 from prolip.explorer import query as asking

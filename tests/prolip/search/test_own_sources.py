@@ -40,7 +40,7 @@ def test_classes_stand_in_for_captions(made, tmp_path, small_model):
 
 def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
     from prolip.embedder import Embedder
-    from prolip.explorer.open import open_source, resolved
+    from prolip.explorer.app import open_source, resolved
 
     table = made["csv"].removeprefix("csv:")
     assert resolved(small_model, table)[0] == made["csv"]

@@ -18,7 +18,6 @@ from prolip.cli.main import main
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
-from prolip.search import keys as key_runs
 from prolip.search import store
 from prolip.search.exact import nearest
 from prolip.search.index import Part, SearchIndex
@@ -40,12 +39,12 @@ def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_index(tmp_p
 
 
 def test_runs_are_merged_part_by_part(monkeypatch):
-    monkeypatch.setattr(key_runs, "READ", 7)
+    monkeypatch.setattr(store, "MERGED", 7)
     rng, runs = np.random.default_rng(0), []
     for size in (100, 3, 0, 40, 40):
-        runs.append(np.zeros(size, dtype=key_runs.ENTRY))
+        runs.append(np.zeros(size, dtype=store.ENTRY))
         runs[-1]["hash"], runs[-1]["row"] = np.sort(rng.integers(0, 20, size)), rng.integers(0, 10**6, size)
-    parts = list(key_runs.merged(runs))
+    parts = list(store.merged(runs))
     whole = np.concatenate(parts)
     assert max(map(len, parts)) <= 35 and (np.diff(whole["hash"].astype(int)) >= 0).all()
     assert sorted(whole.tolist()) == sorted(entry for run in runs for entry in run.tolist())
@@ -55,9 +54,8 @@ def test_runs_are_merged_part_by_part(monkeypatch):
 def test_rows_of_keys_are_those_of_a_dictionary_also_where_hashes_of_keys_are_equal(tmp_path, monkeypatch, hashes):
     monkeypatch.setattr(os, "fsync", lambda number: None)
     monkeypatch.setattr(store, "BLOCK", 8)
-    plain = key_runs.hashes_of
-    for module in (store, key_runs):
-        monkeypatch.setattr(module, "hashes_of", lambda keys: plain(keys) % np.uint64(hashes - 1))
+    plain = store.hashes_of
+    monkeypatch.setattr(store, "hashes_of", lambda keys: plain(keys) % np.uint64(hashes - 1))
     index, rng, want, rows = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4), random.Random(0), {}, 0
     for number in range(60):
         some = rng.sample(range(40), rng.randint(1, 6))

@@ -13,7 +13,7 @@ from commits_store import part
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
-from prolip.search import keys, store
+from prolip.search import store
 from prolip.search.index import Part, SearchIndex
 
 TODAY = Path(__file__).parents[2] / "fixtures" / "search-2.zip"
@@ -42,7 +42,7 @@ def grow(folder, rows: int, dim: int, chunk: int) -> SearchIndex:
 
 def test_ten_times_the_rows_write_as_many_bytes_a_row_and_sort_only_their_own_keys(tmp_path, monkeypatch):
     sorts, written, sorted_keys, manifests = [], [], [], []
-    plain = keys.run_of
+    plain = store.run_of
     monkeypatch.setattr(store, "run_of", lambda own, start: sorts.append(len(own)) or plain(own, start))
     for number, rows in enumerate((2_000, 20_000)):
         before, sorts[:] = status("io", "wchar"), []
