@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 
 #: Command, or `verbs` -> old spellings, without dashes -> what to type.
 RENAMED: dict[str, dict[str, str]] = read_json(Path(__file__).with_name("renamed_flags.json"))
-#: Adds flags to a parser, or to a group of one.
-Flags = Callable[[Any], object]
+Flags = Callable[[Any], object]  # adds flags to a parser, or to a group of one
 Run = Callable[[argparse.Namespace], int | None]
 
 
 class Command(NamedTuple):
-    """One command. example: a command line that works on the demo's model; retired: old flags, without dashes, and what
-    to type, beside those in renamed_flags.json, where "" is what to type instead of a further word.
-    """
+    """One command. retired: old flags and what to type, beside those in renamed_flags.json."""
 
     name: str  # as typed after `prolip`
     does: str  # one line of help
@@ -146,9 +143,7 @@ def shared(
     help: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Flags:
-    """Flags of a shared group, by the names of its fields; all of them if no name is given. required: flags that must
-    be given. help, defaults: a flag's text and default in this command.
-    """
+    """Flags of a group by the names of its fields, or all. help, defaults: of flags in this command."""
     hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
         if names and field.name not in names:
@@ -168,8 +163,7 @@ def output(help: str, *more: str, required: bool = True, **settings: Any) -> Fla
     return shared(Output, "output", *more, required=["output"] * required, help={"output": help}, **settings)
 
 
-#: The model of a command that needs one; how it computes.
-MODEL = shared(Model, required=["model"])
+MODEL = shared(Model, required=["model"])  # of a command that needs one
 COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
 
 

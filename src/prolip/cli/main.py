@@ -42,8 +42,7 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
         "hub": ("export", "save a model with its card, or push it to the hub"),
     },
 }
-#: Verbs of other programs, and what to type here.
-RETIRED = RENAMED["verbs"]
+RETIRED = RENAMED["verbs"]  # verbs of other programs, and what to type here
 
 
 def commands_of(verb: str) -> dict[str, Command]:

@@ -64,7 +64,6 @@ def opened(args: argparse.Namespace) -> SearchIndex:
 )
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or update it to what its source holds now."""
-    settings = reading(args)
     from prolip.search.ann import IndexSpec, table
     from prolip.search.index import SearchIndex
     from prolip.search.sources import described
@@ -74,15 +73,14 @@ def build_index(args: argparse.Namespace) -> None:
         card, dim, _ = described(args.data, embedder)
         print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
     else:
-        done = SearchIndex.build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
+        done = SearchIndex.build(args.index, args.data, embedder, args.similarity, kind, args.verify, **reading(args))
         summarize(args, done.index, str(done))
 
 
 @command("search add", "runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE)
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
-    settings = reading(args)
-    done = opened(args).add(args.data, given(args), **settings)
+    done = opened(args).add(args.data, given(args), **reading(args))
     summarize(args, done.index, str(done))
 
 

@@ -7,7 +7,7 @@ import io
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -32,15 +32,6 @@ SHARDS, BINS, PIXELS = 8, 60, 112
 #: Signals that every page shows, after those that a rule reads.
 SHOWN = ["match_probability", "normalised_score", "cosine"]
 SHOWN += [f"{side}_{word}" for word in ("bits", "uncertainty") for side in ("text", "image")]
-
-
-class ShownSample(NamedTuple):
-    """A sample on the page. figures: names of signals and their printed numbers."""
-
-    caption: str
-    key: str
-    picture: str
-    figures: list[tuple[str, str]]
 
 
 def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader()) -> Path:  # noqa: B008  # frozen
@@ -95,7 +86,7 @@ def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
 
 def chosen_examples(
     folder: Path, tables: list[Path], reasons: list[str], names: list[str], count: int, read: ShardReader
-) -> dict[str, list[ShownSample]]:
+) -> dict[str, list[dict[str, Any]]]:
     """Examples of each reason and of kept samples, chosen by the hash of their keys, never by how they look."""
     wanted: dict[str, list[tuple[int, Path, int]]] = {name: [] for name in (*reasons, KEPT)}
     for path in (tables[place] for place in sorted({round(x) for x in np.linspace(0, len(tables) - 1, SHARDS)})):
@@ -112,7 +103,7 @@ def chosen_examples(
     return {name: [examples[path][row] for _, path, row in found] for name, found in wanted.items() if found}
 
 
-def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader) -> dict[int, ShownSample]:
+def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader) -> dict[int, dict[str, Any]]:
     """Some rows of a table as examples, with images from its shard as far as it can be read."""
     table = read_table(path, ["key", "caption", "fault", "content", *names[:4]])
     columns, pictures = table.columns, {}
@@ -128,5 +119,6 @@ def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader)
     for row in rows:
         said = columns["fault"][row] or columns["caption"][row]
         numbers = [(name, f"{columns[name][row]:.3g}") for name in names[:4] if np.isfinite(columns[name][row])]
-        found[row] = ShownSample(plain(said[:160]), plain(columns["key"][row]), pictures.get(row, ""), numbers)
+        found[row] = {"caption": plain(said[:160]), "key": plain(columns["key"][row]), "figures": numbers}
+        found[row]["picture"] = pictures.get(row, "")
     return found

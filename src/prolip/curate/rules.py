@@ -35,13 +35,11 @@ MEANINGS = {
     "width": "of the image, in pixels",
     "height": "of the image, in pixels",
 }
-#: Columns that need no model.
-PLAIN = {"text_tokens", "width", "height"}
+PLAIN = {"text_tokens", "width", "height"}  # columns that need no model
 BINARY = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
 COMPARISONS = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.Eq: eq, ast.NotEq: ne}
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
-#: Most characters of a formula, and most nested operations: each is a call of Python.
-CHARACTERS, DEPTH = 20_000, 100
+CHARACTERS, DEPTH = 20_000, 100  # most characters of a formula, and most nested operations: each is a call of Python
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
 Columns = Mapping[str, np.ndarray]

@@ -44,8 +44,7 @@ from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
 
 FORMAT = "prolip curation 2"
-#: Rows of a batch, within which normalised scores compare.
-BATCH = 256
+BATCH = 256  # rows of a batch, within which normalised scores compare
 GONE, CHANGED = "is gone", "has changed"
 
 
@@ -70,9 +69,7 @@ class PairSignals:
 
 
 def signatures(mean: Tensor) -> pa.Array:
-    """BITS signs of projections on random planes, packed, (B, D) -> (B,) binary. A bit of two unit vectors at an angle
-    w differs with probability w / pi (Charikar 2002).
-    """
+    """BITS signs of projections on random planes, (B, D) -> (B,) packed (Charikar 2002)."""
     planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
     bits = np.packbits((mean @ planes > 0).numpy(), axis=1)
     return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))

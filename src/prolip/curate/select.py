@@ -26,15 +26,12 @@ from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder
 
 SELECTION, SUMMARY = "selection", "selection.json"
-#: Names in the folder of a selection.
-OURS = r"\d+\.parquet|selection\.json"
+OURS = r"\d+\.parquet|selection\.json"  # names in the folder of a selection
 AGAIN = "run `prolip curate select` again"
 #: Reasons that are no rules: unreadable, repeats a better sample, not in the kept share, no copy drawn.
 OWN = (UNUSABLE, DUPLICATE, RANK, COPIES) = ("unusable", "duplicate", "rank", "copies")
-#: The page's name for the other samples, so no rule may have it.
-KEPT = "kept"
-#: Reasons are the bits of one number.
-MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
+KEPT = "kept"  # the page's name for the other samples, so no rule may have it
+MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)  # reasons are the bits of one number
 #: Signatures that are compared with all others; more are compared within cells, of CELL up to four million.
 FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
@@ -142,11 +139,8 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
     """ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
-    noisy = [
-        name
-        for name, formula in ways.items()
-        if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()
-    ]
+    scored = [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
+    noisy = [name for name in scored if (reasons & choice.bits[name]).any()]
     if noisy and warning:
         raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
     noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for one

@@ -128,9 +128,7 @@ def stamp(path: Path) -> Stamp:
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: no other holds its lock, which ends with its process, and its `stamp` is
-    still `seen`. A file system without locks lets everyone pass.
-    """
+    """Whether this process may make a file: nobody else locks it, and its stamp is `seen`; without locks all may."""
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
     # its former holder may have deleted it after we opened it and before we locked it: another may hold the next one

@@ -7,7 +7,6 @@ import tarfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,11 +31,6 @@ class ShardPlan:
         self.summary, self.tables = selection_of(folder)
         self.ends = np.cumsum(self.summary["by_shard"])
         self.count = -(-self.summary["written"] // samples)
-
-    def words(self) -> dict[str, Any]:
-        """The values that the new shards depend on."""
-        names = ("choice", "written", "by_shard", "content")
-        return {name: self.summary[name] for name in names} | {"samples": self.samples}
 
     def samples_of(self, number: int) -> Iterator[Raw]:
         """The samples of new shard `number`. ShardFault if an old shard has changed."""
@@ -97,7 +91,12 @@ def write_shards(
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
     if others and not (out / PLAN).exists():  # looked for after the shards, which are written after it
         raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
-    agree(out / PLAN, plan.words(), f"{out} holds shards of another selection: give another --output, or delete it")
+    words = {name: plan.summary[name] for name in ("choice", "written", "by_shard", "content")}
+    agree(
+        out / PLAN,
+        words | {"samples": plan.samples},
+        f"{out} holds shards of another selection: give another --output, or delete it",
+    )
     paths = [shard_path(out, number) for number in range(plan.count)]
     missing = {number: None for number in range(part[0], plan.count, part[1]) if not paths[number].exists()}
     counts = [*made(missing, paths.__getitem__, lambda number: write_shard(plan, out, number))]

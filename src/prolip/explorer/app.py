@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,8 +27,7 @@ from prolip.search.store import holds_index
 from prolip.utils.console import plain
 from prolip.utils.messages import explain_missing
 
-#: Items at either end of the order of uncertainty.
-ENDS = 24
+ENDS = 24  # items at either end of the order of uncertainty
 Values = Mapping[str, Any]
 
 
@@ -138,10 +137,10 @@ class App:
         self.questions = {"search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules}
 
     def warm_up(self) -> None:
-        self.gallery.uncertainty()
-        if len(self.gallery.index) > 1:
-            self.looks["map"]()
-        with torch.no_grad():
+        with suppress(Exception), torch.no_grad():  # what fails is computed again, and told, when it is needed
+            self.gallery.uncertainty()
+            if len(self.gallery.index) > 1:
+                self.looks["map"]()
             self.captions.found()  # while texts are answered already
 
     @contextmanager

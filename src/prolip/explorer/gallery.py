@@ -28,8 +28,7 @@ from prolip.utils.console import plain
 
 #: Items of a map, captions of an item and characters of a text that are shown.
 MAPPED, CAPTIONS, CHARACTERS = 1500, 5, 400
-#: Items that are searched for captions, and images next to each caption of a path.
-LOOKED, BESIDE = 20_000, 4
+LOOKED, BESIDE = 20_000, 4  # items that are searched for captions, and images next to each caption of a path
 Value = TypeVar("Value")
 
 
@@ -47,9 +46,7 @@ class Once(Generic[Value]):
 
 
 class Gallery:
-    """An index on the page. uncertainty: (N,) float32 of all rows, NaN for deleted ones; mapped: rows (M,), their plane
-    and their places in it (M, 5), as `place` gives them.
-    """
+    """An index on the page. uncertainty: (N,) of all rows, NaN for deleted ones; mapped: rows, plane, places (M, 5)."""
 
     def __init__(self, index: SearchIndex):
         if not len(index):

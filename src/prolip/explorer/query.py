@@ -31,16 +31,11 @@ from prolip.search.risk_control import Threshold
 from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import ODDS, refusal
 
-#: Most answers, and answers side by side; images that are kept for further queries.
-MOST, BESIDE, UPLOADS = 60, 8, 64
-#: The largest ratio of an image's sides.
-STRETCHED = 100
-#: The nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers.
-SHORTLIST = 5000
-#: Scores that are compared with the one of the index.
-COMPARED_SCORES = ("mean", "csd", "elk")
-#: What each end of a tower knows.
-ENDS = {"first": "what it is made of", "mean": "what it shows or says"}
+MOST, BESIDE, UPLOADS = 60, 8, 64  # most answers, and answers side by side; images that are kept for further queries
+STRETCHED = 100  # the largest ratio of an image's sides
+SHORTLIST = 5000  # the nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers
+COMPARED_SCORES = ("mean", "csd", "elk")  # scores that are compared with the one of the index
+ENDS = {"first": "what it is made of", "mean": "what it shows or says"}  # what each end of a tower knows
 WAYS = {
     "units": "the first one's share of the model's confidence; what is as good shares it",
     "match": "the match probability by the model's trained scale and bias",
@@ -74,12 +69,7 @@ class Asker:
 
     def prepare(self, data: bytes) -> tuple[Tensor, tuple[int, int]]:
         """The pixels of an image file for the model, its width and height. SampleFault if it cannot be decoded."""
-
-        def made() -> tuple[Tensor, tuple[int, int]]:
-            image = decode_image(data, PIXELS)
-            return self._pixels(image), image.size
-
-        return decoded(made)
+        return decoded(lambda: (self._pixels(image := decode_image(data, PIXELS)), image.size))
 
     def upload(self, pixels: Tensor) -> str:
         """Keep the Gaussian of an image for queries; returns its key. pixels: of `prepare`."""

@@ -33,12 +33,10 @@ from prolip.utils.documents import loads
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
 #: Seconds that a connection may be silent, that it may pause within a refused body, and of a whole request and answer.
 SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
-#: Seconds between two looks for a free place.
-LOOK = 0.01
+LOOK = 0.01  # seconds between two looks for a free place
 #: Connections, and large pictures in transfer, at once, and seconds after which a slow one yields to another.
 CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
-#: Bytes of a body that need no place of SENDERS.
-SMALL = 2**18
+SMALL = 2**18  # bytes of a body that need no place of SENDERS
 #: Defects of a request's head that the standard library ignores.
 DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -321,19 +319,7 @@ def make_server(app: App, host: str, port: int) -> Server:
 
 def serve(server: Server) -> None:
     """Serve until Ctrl-C or SIGTERM, then delete a temporary index."""
-    over = threading.Event()
-
-    def warm_up() -> None:
-        try:
-            server.app.warm_up()
-        except Exception:
-            if not over.is_set():  # then the index is gone
-                raise
-
-    threading.Thread(target=warm_up, daemon=True).start()
+    threading.Thread(target=server.app.warm_up, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which deletes a temporary index, too
     with suppress(KeyboardInterrupt), server.app.explored.temporary or nullcontext(), server:
-        try:
-            server.serve_forever()
-        finally:
-            over.set()
+        server.serve_forever()

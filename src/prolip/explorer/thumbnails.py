@@ -29,14 +29,10 @@ from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.
 SIDE, KEPT, TABLES = 224, 1024, 256
-#: Most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each.
-PIXELS = 2**26
-#: Decodes all images, one at a time; each further thread would take memory of its own.
-DECODER = ThreadPoolExecutor(1)
-#: The fields of an item that say where its image is.
-PLACES = ("path", "table", "row", "shard")
-#: Seconds that a request waits for its turn.
-PATIENCE = 30.0
+PIXELS = 2**26  # most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each
+DECODER = ThreadPoolExecutor(1)  # decodes all images, one at a time; each further thread would take memory of its own
+PLACES = ("path", "table", "row", "shard")  # the fields of an item that say where its image is
+PATIENCE = 30.0  # seconds that a request waits for its turn
 Value = TypeVar("Value")
 
 

@@ -17,10 +17,8 @@ from prolip.search.exact import BLOCK, GaussianArrays
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss with its parameter classes, which its stubs lack.
 FAISS: Any = faiss
-#: With fewer items a search reads all: faiss learns a centre from at least 39 vectors.
-LEAST = 40
-#: Dimensions in half a byte of `pq`, and vectors that the centre of a list is learnt from.
-PER_CODE, PER_LIST = 4, 64
+LEAST = 40  # with fewer items a search reads all: faiss learns a centre from at least 39 vectors
+PER_CODE, PER_LIST = 4, 64  # dimensions in half a byte of `pq`, and vectors that the centre of a list is learnt from
 #: Links M of a point in a graph (2 M in its lowest layer; 1/M of the points are in the next), and candidates visited
 #: while it is built.
 LINKS, BUILDING = 32, 128
@@ -91,9 +89,7 @@ def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np
 def search(
     index: faiss.Index, asked: Tensor, count: int, probe: int, alive: np.ndarray | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Find rows near queries [u, 0], (Q, P + 1) -> (Q, count) int64, -1 if there are fewer, and squared L2 distances.
-    probe: lists to read, or candidates of a graph to visit; alive: (N,) bool, rows to find, None: all.
-    """
+    """Rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
     kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
         given = FAISS.SearchParametersHNSW(efSearch=max(probe, count), sel=kept)

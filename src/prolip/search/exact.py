@@ -20,14 +20,11 @@ from prolip.gaussian import Gaussian
 from prolip.losses import Factors
 from prolip.scores import Score, Side, index_vectors
 
-#: Rows that a search reads at once.
-BLOCK = 32_768
-#: Candidates of the first attempt, in addition to twice the requested answers.
-SPARE = 32
+BLOCK = 32_768  # rows that a search reads at once
+SPARE = 32  # candidates of the first attempt, in addition to twice the requested answers
 #: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
 ELEMENTS, PAIRS = 2**24, 2**20
-#: Rows of a bucket of elk (fewer: tighter bounds, more matrix products), and queries at a time.
-ROWS, QUERIES = 128, 64
+ROWS, QUERIES = 128, 64  # rows of a bucket of elk (fewer: tighter bounds, more matrix products), and queries at a time
 NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damaged: --verify names them"
 
 
@@ -255,9 +252,7 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
 
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
-    """The highest score that any item of each bucket may have, (Q, buckets): no mean is nearer than the box of means,
-    no variance in the distance larger than the highest, and f(l_q) >= f(l_low).
-    """
+    """The highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
     out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)
@@ -305,9 +300,7 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
 
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:
-    """Score the items of a bucket that may be among the best of these queries, which change in place; return how many.
-    The k items of the highest bounds come first, as their scores exclude others.
-    """
+    """Update `best` by the items that may be among it, those of the highest bounds first; return how many."""
     items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)
     bounds, rows = item_bounds(queries.select(asked), items, bucket), torch.from_numpy(bucket.rows)
     first = torch.zeros_like(bounds, dtype=torch.bool)

@@ -36,12 +36,10 @@ from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
 
-#: Rows of a commit: a killed build loses at most these.
-CHUNK = 4096
+CHUNK = 4096  # rows of a commit: a killed build loses at most these
 #: Candidates that a score outside the index ranks, at least; candidates of `pq` per answer.
 SHORTLIST, PER_ANSWER = 200, 10
-#: Seconds between two writes of an approximate index that is being built.
-SAVE = 600.0
+SAVE = 600.0  # seconds between two writes of an approximate index that is being built
 
 
 class SearchIndex:
@@ -220,9 +218,7 @@ class SearchIndex:
             warn_once(str(first))
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:
-        """Add all rows to the approximate index, and write it every SAVE seconds, from where a killed process resumes.
-        rebuild: learn it again from the current rows; so does a new row that exceeds the constant of its vectors.
-        """
+        """Add all rows to the approximate index, written every SAVE seconds. rebuild: learn it from all rows."""
         with self.writing():
             near, total = self.store.values["near"], len(self.store)
             if self.kind.name == FLAT or total < LEAST:  # needs none

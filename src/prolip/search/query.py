@@ -36,14 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Answers from which the confidence of the first is computed.
-COMPARED = 20
+COMPARED = 20  # answers from which the confidence of the first is computed
 #: Texts and images that are embedded at a time; queries that are multiplied with a block of the gallery at once.
 TEXTS, PICTURES, BLOCK = 512, 64, 512
-#: Numbers of a gallery (N D) up to which a query is compared with all of it.
-NUMBERS = 2**26
-#: Items that show what kind of images an index holds.
-SAMPLE = 256
+NUMBERS = 2**26  # numbers of a gallery (N D) up to which a query is compared with all of it
+SAMPLE = 256  # items that show what kind of images an index holds
 
 
 class Query(NamedTuple):
@@ -57,8 +54,7 @@ class Query(NamedTuple):
         return " + ".join(part for part in (self.text, self.image) if part)
 
 
-#: Queries, and the keys that answer each.
-Known = tuple[list[Query], list[list[str]]]
+Known = tuple[list[Query], list[list[str]]]  # queries, and the keys that answer each
 
 
 @dataclass(frozen=True)
@@ -106,9 +102,7 @@ class Answer(Meaning):
 
 
 def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
-    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them. A text with an image
-    is their mixture, as a class of its prompts (ProLIP 4.2), with the larger novelty. ValueError for an empty query.
-    """
+    """Embed queries (Q, D), with novelty; a text with an image is their mixture, as a class of prompts (ProLIP 4.2)."""
     if not queries or any(query[:2] == (None, None) for query in queries):
         raise ValueError("no query, or one without text and image: give texts or images")
     texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
@@ -287,9 +281,7 @@ def calibrate(
 
 
 def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
-    """Read queries and the keys that answer them, a JSON object per line: {"text": ..., "image": ..., "keys": [...]}.
-    allow_private_hosts: whether a URL may lead to a host that is not public. ValueError names a wrong line.
-    """
+    """Read queries and the keys that answer them, a JSON object per line. ValueError names a wrong line."""
     queries, right = [], []
     for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
         if not line.strip():

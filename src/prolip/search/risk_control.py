@@ -15,8 +15,7 @@ from scipy.stats import binom
 from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
-#: The share of the queries that chooses, and the most thresholds that are tested.
-CHOOSING, TRIED = 0.25, 100
+CHOOSING, TRIED = 0.25, 100  # the share of the queries that chooses, and the most thresholds that are tested
 
 
 class Threshold(NamedTuple):

@@ -41,14 +41,11 @@ if TYPE_CHECKING:
 
 KINDS = (*ROWS, "shards", "features", "texts")
 FORMS = ", ".join(WORDS[kind] for kind in KINDS)
-#: Batches that are decoded ahead of the one that is embedded.
-AHEAD = 2
+AHEAD = 2  # batches that are decoded ahead of the one that is embedded
 
 
 class Read(NamedTuple):
-    """An item of a source. Its fingerprint, "print", is of an image file its size, time of change and a hash of its
-    bytes, of a sample in a shard the hash, of saved features a hash of the row.
-    """
+    """An item of a source, with a fingerprint "print": of a file size, time and a hash; of other items a hash."""
 
     item: Item
     mark: str | None  # how its fingerprint begins, None: unknown until it is read
@@ -58,8 +55,7 @@ class Read(NamedTuple):
     former: Item | None = None  # the item there
 
     @property
-    def moved(self) -> bool:
-        """Whether anything but the fingerprint has changed."""
+    def moved(self) -> bool:  # whether anything but the fingerprint has changed
         return self.former is not None and {**self.former, "print": ""} != {**self.item, "print": ""}
 
 
@@ -142,10 +138,8 @@ class Rebuild:
 
 def stamp(path: str) -> str:
     """The size and the time of change of a file, "" for none."""
-    if not os.path.isfile(path):
-        return ""
-    found = os.stat(path)
-    return f"{found.st_size} {found.st_mtime_ns} "
+    found = os.stat(path) if os.path.isfile(path) else None
+    return "" if found is None else f"{found.st_size} {found.st_mtime_ns} "
 
 
 def digest(data: bytes) -> str:

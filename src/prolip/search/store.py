@@ -30,22 +30,18 @@ FORMAT, NAME, LOCK = "prolip-search-2", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
 GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
-#: The fate of a row that stays deleted when its source is read again.
-UNWANTED = 3
+UNWANTED = 3  # the fate of a row that stays deleted when its source is read again
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: The remedy for damaged files, and for a damaged approximate index.
 REMEDY = "restore a copy of the index, or build it again in another folder"
 AGAIN = "prolip search finish {} --rebuild makes it again"
-#: Bytes that are summed at once.
-READ = 2**24
+READ = 2**24  # bytes that are summed at once
 #: An entry of a run. Several keys may share a hash, so a search compares the keys.
 ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
-#: Entries of each run in memory during a merge.
-MERGED = 2**16
+MERGED = 2**16  # entries of each run in memory during a merge
 Item = dict[str, Any]
 Sources = Sequence[Mapping[str, Any]]
-#: File -> [bytes that count, their checksum].
-Files = dict[str, list[int]]
+Files = dict[str, list[int]]  # file -> [bytes that count, their checksum]
 
 
 class Part(NamedTuple):
@@ -57,9 +53,7 @@ class Part(NamedTuple):
 
 
 class Store:
-    """Gaussians and their items in a folder; the number of a row never changes. near: the approximate index, opened, as
-    its file may be replaced; None if there is none, or it is missing or cut.
-    """
+    """Gaussians and items in a folder; the number of a row never changes. near: the open approximate index or None."""
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
