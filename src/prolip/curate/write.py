@@ -92,11 +92,8 @@ def write_shards(
     if others and not (out / PLAN).exists():  # looked for after the shards, which are written after it
         raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
     words = {name: plan.summary[name] for name in ("choice", "written", "by_shard", "content")}
-    agree(
-        out / PLAN,
-        words | {"samples": plan.samples},
-        f"{out} holds shards of another selection: give another --output, or delete it",
-    )
+    remedy = f"{out} holds shards of another selection: give another --output, or delete it"
+    agree(out / PLAN, words | {"samples": plan.samples}, remedy)
     paths = [shard_path(out, number) for number in range(plan.count)]
     missing = {number: None for number in range(part[0], plan.count, part[1]) if not paths[number].exists()}
     counts = [*made(missing, paths.__getitem__, lambda number: write_shard(plan, out, number))]
