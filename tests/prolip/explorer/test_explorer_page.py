@@ -134,7 +134,7 @@ def test_rules_count_while_the_slider_moves(opened):
     page.locator("#list input[type=text]").last.fill("text_uncertainty <")
     expect(page.locator("#list .wrong")).to_contain_text("is no rule")
     page.locator("#list input[type=text]").last.fill("cosine < quantile(cosine, 2)")
-    expect(page.locator("#list .wrong")).to_contain_text("a share from 0 to 1")
+    expect(page.locator("#list .wrong")).to_contain_text("is not understood")
     page.locator("#list input[type=text]").last.fill("cosine > -2")
     expect(page.locator("#kept")).to_contain_text("0 of 12 stay")
 
