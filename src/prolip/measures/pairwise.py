@@ -1,17 +1,6 @@
 """Measures between all pairs of two sets of Gaussians: f(p, q) with p (B1, D) and q (B2, D) -> (B1, B2).
 
-Where the formula has rank one (csd_distance, csd_similarity, mean_cosine, wasserstein2) it is matrix products and
-vectors; the others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, of
-which 3 to 13 live at once (6 to 21 in the backward pass; inclusion_test has the most): 340 MiB at the default in
-float32. Training keeps nothing of size B1 * B2 * D either (`all_pairs`).
-
-Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of
-csd_distance and wasserstein2 is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2 and eps = 1.2e-7 in
-float32, for every order of summation: a dot product is off by at most D eps/2 times the sum of its |terms| (Jeannerod
-and Rump 2013). Measured: 7 eps S for random means, 60 where all coordinates are equal (MKL, D to 4,096). csd_similarity
-subtracts no norms and has a quarter of the bound. Pairs nearer than that are not ordered reliably, and wasserstein2 of
-equal Gaussians may be a little below 0: use the paired function for the few pairs for which this matters. The products
-run at torch's matmul precision "highest"; a backward pass runs later, at the precision that is set.
+Four are matrix products, the others the paired formulas over tiles of pairs, each temporary of at most `max_elements`.
 """
 
 from __future__ import annotations
@@ -27,6 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from prolip.gaussian import Gaussian, check_pair, without_autocast
 from prolip.measures import paired
 
+# Matrix-product forms subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of csd_distance and wasserstein2
+# is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2, for every order of summation (Jeannerod and Rump
+# 2013); csd_similarity has a quarter of the bound. Pairs nearer than that are not ordered reliably: use the paired
+# function for them.
+
+__all__ = ["WORKSPACE", "pairwise_bhattacharyya", "pairwise_csd_distance", "pairwise_csd_similarity", "pairwise_elk"]
+__all__ += ["pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion", "pairwise_mean_cosine"]
+__all__ += ["pairwise_wasserstein2"]
+
 #: Default `max_elements`: 16 MiB per temporary tensor in float32.
 WORKSPACE = 2**22
 
@@ -40,14 +38,6 @@ def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")
     return p, q
 
 
-def tile_shape(rows: int, cols: int, per_pair: int, max_elements: int) -> tuple[int, int]:
-    """Rows and columns of the squarest tile with rows * cols * per_pair <= max_elements; one pair at the least."""
-    pairs = max(1, max_elements // max(1, per_pair))
-    width = max(1, min(cols, int(pairs**0.5)))
-    height = max(1, min(rows, pairs // width))
-    return height, max(1, min(cols, pairs // height))
-
-
 def all_pairs(
     f: Callable[..., Tensor], rows: Sequence[Tensor], cols: Sequence[Tensor], per_pair: int, max_elements: int
 ) -> Tensor:
@@ -55,13 +45,14 @@ def all_pairs(
 
     f(*rows[i:i+b1], *cols[j:j+b2]) -> (b1, b2) may build tensors of b1 * b2 * per_pair elements; tiles are cut so that
     this stays within max_elements (or is one pair). With gradients each tile is checkpointed and computed again in the
-    backward pass: O(B1 + B2) is saved between the passes, and two tiles never exist at once. f must be deterministic:
-    draw random numbers before. Raises ValueError for max_elements < 1.
+    backward pass. f must be deterministic: draw random numbers before.
     """
     if max_elements < 1:
         raise ValueError(f"max_elements {max_elements} leaves no workspace: give 1 (one pair at a time) or more")
     b1, b2 = rows[0].shape[0], cols[0].shape[0]
-    height, width = tile_shape(b1, b2, per_pair, max_elements)
+    pairs = max(1, max_elements // max(1, per_pair))  # of the squarest tile
+    height = max(1, min(b1, pairs // max(1, min(b2, int(pairs**0.5)))))
+    width = max(1, min(b2, pairs // height))
     one_tile = height >= b1 and width >= b2
 
     def tile(*tensors: Tensor) -> Tensor:
@@ -85,7 +76,6 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 def _tiled(
     measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int, names: tuple[str, str] = ("p", "q")
 ) -> Tensor:
-    """A paired measure over all pairs, in tiles."""
     p, q = check_pairwise(p, q, names)
 
     def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
@@ -101,7 +91,7 @@ def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def pairwise_csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """`csd_distance` of all pairs, one matrix product; error as in the module's docstring: -> (B1, B2)."""
+    """`csd_distance` of all pairs, one matrix product; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     return (a.unsqueeze(1) + b) - 2 * _products(p.mean, q.mean)
@@ -114,7 +104,7 @@ def pairwise_mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
-    """`wasserstein2` of all pairs, two matrix products; error as in the module's docstring: -> (B1, B2)."""
+    """`wasserstein2` of all pairs, two matrix products; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     sigmas = _products((0.5 * p.log_var).exp(), (0.5 * q.log_var).exp())

@@ -31,5 +31,4 @@ class FitOptions:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that `prolip.uncertainty.fit.fit_variances` takes."""
         return {name: getattr(self, name) for name in ("bank", "centres", "novelty_centres", "readings")}

@@ -24,17 +24,13 @@ ERRORS = 1.645
 
 
 class Readings(nn.Module):
-    """Buffers: general texts (G, D), training images (K, D), which texts are true of which images, (K, G) bool.
+    """Buffers, which older models have not `fitted`."""
 
-    bounds: (4,), true nats of a text minus its eta: lower and upper bound of known texts, then of unknown ones;
-    doubt_numbers: `Doubt.numbers`. Older models have them not `fitted`.
-    """
-
-    general: Tensor
-    images: Tensor
-    true: Tensor
-    bounds: Tensor
-    doubt_numbers: Tensor
+    general: Tensor  # texts (G, D)
+    images: Tensor  # of the training (K, D)
+    true: Tensor  # which texts are true of which images, (K, G) bool
+    bounds: Tensor  # (4,), true nats of a text minus its eta: lower and upper of known texts, then of unknown ones
+    doubt_numbers: Tensor  # `Doubt.numbers`
 
     def __init__(self, dim: int, images: int):
         super().__init__()
@@ -46,7 +42,6 @@ class Readings(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether the fit has filled the buffers."""
         return bool(self.bounds.any())
 
     @property
@@ -127,7 +122,7 @@ def reader_of(model: Any) -> Reader | None:
 
 
 def ambiguity_of(model: Any, image: Tensor) -> Tensor:
-    """Return nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. Raises ValueError without them."""
+    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. ValueError without them."""
     reader = reader_of(model)
     if reader is None:
         raise ValueError("this model has no ambiguity of images: prolip uncertainty fits it")

@@ -1,11 +1,7 @@
-"""Nats that texts leave open, from matched pairs of a frozen model: what `fit` learns from.
+"""Nats that texts leave open, from matched pairs of a frozen model: the code lengths that `fit` learns from.
 
-What a text leaves open of the images is the code length of its matched image i among all,
-
-    r_ij = -log p(i|j),   p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k,
-
-whose mean over the images that the text is true of is log n where it is true of n equally likely ones, in a model at
-the optimum of the contrastive loss. The same holds for images against texts, which have weights.
+r_ij = -log p(i|j), p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k: at the optimum of the contrastive loss its
+mean over the images that the text is true of is log n where it is true of n equally likely ones.
 """
 
 from __future__ import annotations
@@ -56,8 +52,7 @@ def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
     """Return R of `text_target`: 0 where images seem to have all texts that are true of them, 1 where few do.
 
     If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
-    the ratio of these two shares, at most 1. Texts of a single image count as a ratio of 1.
-    image, hits: as in `neighbours_have`; again: (P,) bool, whether the text is given to two images or more.
+    the ratio of these two shares. again: (P,) bool, whether the text is given to two images or more.
     """
     row, hits = image[again].unique(return_inverse=True)[1], hits[again]
     others = row.bincount()[row].unsqueeze(1) - 1
@@ -82,8 +77,8 @@ def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
 
 
 def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return text and image of P pairs, (P,), and which NEIGHBOURS of the image have the text, too, (P, NEIGHBOURS)
-    float64. of_text, of_image: all distinct pairs; P: those of ASKED images.
+    """Text and image of the P pairs of ASKED images, (P,), and which NEIGHBOURS of the image have the text, too, (P,
+    NEIGHBOURS) float64. of_text, of_image: all distinct pairs.
     """
     asked = sample_rows(of_image.unique(), ASKED, seed).sort().values
     near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
@@ -107,7 +102,6 @@ def match_probabilities(pairs: Pairs, seed: int = 0) -> Tensor:
     """
     bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
     of_image = marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
-    # one tensor, not a list of parts: parts between the blocks would keep the heap from giving these back
     found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(bank.rows))
     keys = pairs.image[bank.rows].float()
     with without_autocast(keys.device):

@@ -16,6 +16,8 @@ def rank(scores: Tensor, relevant: Tensor) -> Ranking:
     AP@R = 1/R sum_{i <= R} precision(i) relevant(i), and R-Precision = precision(R), with R the query's matches (the
     metrics of ECCV Caption, PCME++ 4.1). Raises ValueError on NaN scores.
     """
+    if scores.shape != relevant.shape:
+        raise ValueError(f"scores and relevant must be one (queries, gallery) shape: {scores.shape}, {relevant.shape}")
     refuse_nan(scores)
     order = scores.argsort(dim=1, descending=True, stable=True)
     hits = relevant.bool().gather(1, order)

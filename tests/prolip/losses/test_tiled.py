@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prolip import measures
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, ppcl, tiled_loss_over_ranks, transpose_over_ranks
+from prolip.losses import Matches, tiled_loss_over_ranks, transpose_over_ranks
 
 BATCH, DIM, TILE, SAMPLES, SEED = 3, 4, 2, 3, 5
 # Which processes form a group: the worlds 1..4, and one whose ranks are not 0..W-1.
@@ -230,14 +230,9 @@ def all_cases(rank: int) -> dict:
         for name, kind in CASES:
             case = Case([place])
             found[world, name, kind] = with_gradients(tiled(name, kind, case, group, place), case)
-        case = Case([place], 64, 8)
-        found[world, "large"] = with_gradients(tiled("elk", "sigmoid", case, group, place, tile=48), case)
         found[world, "ddp"] = ddp_case(Case([place]), group)
         matrix = torch.arange(BATCH * len(members)) + 100.0 * (place * BATCH + torch.arange(BATCH))[:, None]
         found[world, "transpose"] = transpose_over_ranks(matrix, group)
-        with torch.no_grad():
-            case = Case([place])
-            found[world, "no_grad"] = tiled("elk", "softmax", case, group, place)
     return found
 
 
@@ -269,28 +264,12 @@ def test_ranks_match_one_process_without_tiles_in_value_and_every_gradient(found
 
 
 @pytest.mark.parametrize("world", GROUPS)
-def test_elk_on_64_rows_of_each_rank_equals_the_direct_computation(found, world):
-    whole = Case(list(range(len(GROUPS[world]))), 64, 8)
-    compare(
-        [found[rank][world, "large"] for rank in GROUPS[world]], with_gradients(direct("elk", "sigmoid", whole), whole)
-    )
-
-
-@pytest.mark.parametrize("world", GROUPS)
 def test_parameters_of_score_and_loss_have_the_gradients_of_one_process_under_ddp(found, world):
     whole, towers = Case(list(range(len(GROUPS[world])))), Towers()
     (3 * towers(whole.image.mean.detach(), whole.text.mean.detach())).backward()
     for rank in GROUPS[world]:
         for key, parameter in towers.named_parameters():
             torch.testing.assert_close(found[rank][world, "ddp"][key], parameter.grad, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("world", GROUPS)
-def test_without_grad_mode_there_is_the_value_alone(found, world):
-    for rank in GROUPS[world]:
-        value = found[rank][world, "no_grad"]
-        assert not value.requires_grad
-        torch.testing.assert_close(value, found[rank][world, "elk", "softmax"]["loss"], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("world", GROUPS)
@@ -330,12 +309,6 @@ def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
         tiled_loss_over_ranks(lambda x, y: score(x, y)[None, None], images, texts, loss, (case.scale, *learned), tile=2)
 
 
-def test_csd_with_the_sigmoid_loss_is_ppcl():
-    case = Case([0, 1, 2])
-    want = ppcl(case.image, case.text, case.scale, case.bias, case.labels)
-    compare([with_gradients(tiled("csd", "sigmoid", case), case)], with_gradients(want, case))
-
-
 @pytest.mark.parametrize("needed", ["image.log_var", "text.mean", "scale", "0.weight"])
 def test_the_one_gradient_that_is_needed_is_given(needed):
     case = Case([0, 1])
@@ -360,12 +333,6 @@ def test_half_precision_rows_are_scored_in_float32_under_autocast():
     assert torch.equal(got, want)
     gradients = [torch.autograd.grad(x, z[0].log_var)[0] for x, z in ((got, low), (want, high))]
     assert gradients[0].dtype == torch.bfloat16 and torch.equal(gradients[0], gradients[1].bfloat16())
-
-
-def test_second_derivatives_are_refused():
-    case = Case([0])
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(tiled("kl", "sigmoid", case), case.image.mean, create_graph=True)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

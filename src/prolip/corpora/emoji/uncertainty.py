@@ -78,7 +78,7 @@ def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
     units, doubt = result.model_score.units, result.doubt
     matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
-    return study_retrieval(scores, [relevance], None, None, matches, result.model_score.uncertainty)[2].reliability
+    return study_retrieval(scores, [relevance], matches)[2].reliability
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:

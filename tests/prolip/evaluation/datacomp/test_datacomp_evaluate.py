@@ -6,7 +6,7 @@ import torch
 
 from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
 from prolip.evaluation.suites.datacomp.evaluate import added_metrics, face_metrics, split_prompts
-from prolip.evaluation.tasks.association import Candidates, cue_prompt, statistics_of
+from prolip.evaluation.tasks.association import Candidates, statistics_of
 
 
 def test_missing_metadata_is_refused():
@@ -17,8 +17,6 @@ def test_missing_metadata_is_refused():
 
 
 def test_associations_by_hand():
-    cues = {"Horse": "A horse", "orange": "An orange", "Umbrella": "An umbrella"}
-    assert {cue: cue_prompt(cue) for cue in cues} == cues
     five = Candidates(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
     ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
     twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12

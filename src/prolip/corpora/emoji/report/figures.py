@@ -17,7 +17,7 @@ from prolip.corpora.emoji.report.pca import pca
 from prolip.corpora.emoji.report.runs import RunFolder
 from prolip.corpora.emoji.result import REFUSED_BY, CorpusResult
 from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
-from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
+from prolip.evaluation.metrics.selective import risk_coverage, spearman
 from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
 from prolip.evaluation.tasks import TASKS
 from prolip.utils.style import BOX, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
@@ -170,8 +170,9 @@ def trace_by_length(result: CorpusResult) -> Figure:
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
         _dots(ax, length + noise.uniform(-0.3, 0.3, len(length)), trace, level)
-        groups = by_length(length, trace)
-        x, mean, lower, upper, _ = groups[groups[:, -1] >= 5].T
+        groups = [(x, trace[length == x]) for x in np.unique(length)]
+        rows = [(x, y.mean(), *np.quantile(y, (0.25, 0.75))) for x, y in groups if len(y) >= 5]
+        x, mean, lower, upper = np.array(rows).reshape(-1, 4).T
         ax.fill_between(x, lower, upper, color=INK, alpha=0.12, lw=0)
         ax.plot(x, mean, color=INK, marker="o", markersize=3.5, label="mean")
         ax.set_title(f"Spearman {spearman(trace, length):+.2f}")
