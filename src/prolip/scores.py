@@ -22,10 +22,8 @@ from prolip.measures.pairwise import check_pairwise
 from prolip.uncertainty.doubt import Doubt, Evidence, with_doubt
 from prolip.uncertainty.units import Units
 
-#: The scale that is fitted where cosines say nothing of the pairs.
-LEAST_SCALE = 1e-3
-#: What a Gaussian is of.
-Side = Literal["image", "text"]
+LEAST_SCALE = 1e-3  # the scale that is fitted where cosines say nothing of the pairs
+Side = Literal["image", "text"]  # what a Gaussian is of
 
 
 class Score(nn.Module):
@@ -35,22 +33,15 @@ class Score(nn.Module):
     probability, both None: neither. A subclass gives `pairwise`, and overrides what differs.
     """
 
-    #: Its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`.
-    name: str
-    #: What it ranks by, in words; "": its name.
-    words: ClassVar[str] = ""
-    #: Settings that a user may choose.
-    choices: ClassVar[tuple[str, ...]] = ()
+    name: str  # its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`
+    words: ClassVar[str] = ""  # what it ranks by, in words; "": its name
+    choices: ClassVar[tuple[str, ...]] = ()  # settings that a user may choose
     #: How many of each query's nearest by its `coarse` are scored by its `paired` and rank first; 0: all are.
     shortlist: int = 0
-    #: Whether queries and gallery may change places.
-    symmetric: ClassVar[bool] = True
-    #: Whether it draws samples, so that it is an estimate.
-    sampled: ClassVar[bool] = False
-    #: The model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one.
-    reader: Any = None
-    #: Whether it is defined for points, Gaussians without variance.
-    supports_points: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = True  # whether queries and gallery may change places
+    sampled: ClassVar[bool] = False  # whether it draws samples, so that it is an estimate
+    reader: Any = None  # the model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one
+    supports_points: ClassVar[bool] = False  # whether it is defined for points, Gaussians without variance
 
     def __init__(self, scale: float | None = None, bias: float | None = None):
         super().__init__()
@@ -216,8 +207,7 @@ class TrueMatchScore(Score):
     """mean.mean' + w trace of the text: the logit, without scale and bias, that a text is true of an image.
 
     A text that is true of n images gives each of them about 1/n of p(image | text): with a trace of (2/a) log n the
-    logit of being true is a mean.mean' + (a/2) trace and terms of the text alone. The weight w is fitted to matched and
-    unmatched pairs. unit, images, texts: as in `Units`; unit 0: the traces have none.
+    logit of being true is a mean.mean' + (a/2) trace + terms of the text. unit, images, texts: as in `Units`, or 0.
     """
 
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
@@ -254,8 +244,7 @@ class TrueMatchScore(Score):
 class MatchProbabilityScore(Score):
     """PCME's match probability, the mean of sigmoid(b - a |z - z'|) over samples of both, PCME (2) and (3).
 
-    samples: of each Gaussian; seed: of their noise, so that equal inputs get equal scores. Every block of a large
-    gallery draws its own samples.
+    seed: of the noise, so that equal inputs get equal scores. Every block of a large gallery draws its own samples.
     """
 
     name, sampled, choices = "match_probability", True, ("samples", "seed")
@@ -279,8 +268,7 @@ class MatchProbabilityScore(Score):
         return super().settings() | {"samples": self.samples, "seed": self.seed}
 
 
-#: A score by its name, or itself; None: that of the model's method.
-Similarity = str | Score | None
+Similarity = str | Score | None  # a score by its name, or itself; None: that of the model's method
 
 
 @cache
@@ -314,10 +302,9 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def index_vectors(score: Score, z: Gaussian, gallery: bool, distance=False, side: Side = "image") -> Tensor | None:
-    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does.
+    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does, or None.
 
-    None where the score does not factor. Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an
-    item as `distance_vectors` of the whole gallery.
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`.
     """
     factors = score.factors(z, side)
     if factors is None or distance and gallery:

@@ -16,8 +16,7 @@ from prolip.losses.positives import BlockGradient, Positives
 
 # A tile of pairs in the registers of one program: loads along the columns are contiguous.
 TILE_ROWS, TILE_COLUMNS, WARPS = 32, 128, 4
-# Beyond the last column, so that no pair of the block is on it.
-NO_DIAGONAL = 1 << 40
+NO_DIAGONAL = 1 << 40  # beyond the last column, so that no pair of the block is on it
 
 
 @triton.jit
@@ -110,7 +109,7 @@ def sum_block(
     diagonal = NO_DIAGONAL if positive.diagonal is None else positive.diagonal
     tensors = block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums
     constants = {"IDS": ids, "GRADIENT": grad, "TILE_N": TILE_ROWS, "TILE_M": TILE_COLUMNS, "num_warps": WARPS}
-    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, not on that of the tensors
+    with torch.cuda.device_of(block):  # triton starts kernels on the current device, not on that of the tensors
         kernel[tiles](*tensors, weight, n, m, diagonal, **constants)
     if not grad:
         return losses.sum(), None

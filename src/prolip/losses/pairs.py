@@ -22,8 +22,7 @@ Scalars = tuple[Tensor, Tensor]
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
-# Devices whose float32 blocks are scored by one Triton kernel.
-FUSED_DEVICES = frozenset({"cuda"})
+FUSED_DEVICES = frozenset({"cuda"})  # devices whose float32 blocks are scored by one Triton kernel
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
 

@@ -199,8 +199,7 @@ def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | f
 def uniformity_over_ranks(points: Tensor, group: Group = None) -> Tensor:
     """log of the mean of exp(-2 |z - z'|^2) over all pairs of different points of all ranks, (n, D) -> ().
 
-    Wang & Isola 2020, as PCME's released code (A.1 prints a plain sum). The same value on all ranks, which must give
-    equally many points; its gradients are those of one process once DDP has averaged them.
+    Wang & Isola 2020, as PCME's released code. The same value on all ranks, which must give equally many points.
     """
     size, count = world_size(group), len(points)
     if size * count < 2:

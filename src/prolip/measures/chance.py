@@ -9,10 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Logs a warning, the same one only once in a process.
-warn_once = cache(logging.getLogger(__name__).warning)
-#: Pairs that decide whether a model knows some data.
-PAIRS = 256
+warn_once = cache(logging.getLogger(__name__).warning)  # logs a warning, the same one only once in a process
+PAIRS = 256  # pairs that decide whether a model knows some data
 
 
 def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:

@@ -6,7 +6,7 @@ Four are matrix products, the others the paired formulas over tiles of pairs, ea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,7 @@ __all__ = ["WORKSPACE", "pairwise_bhattacharyya", "pairwise_csd_distance", "pair
 __all__ += ["pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion", "pairwise_mean_cosine"]
 __all__ += ["pairwise_wasserstein2"]
 
-#: Default `max_elements`: 16 MiB per temporary tensor in float32.
-WORKSPACE = 2**22
+WORKSPACE = 2**22  # default `max_elements`: 16 MiB per temporary tensor in float32
 
 
 def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -73,17 +72,6 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
 
 
-def _tiled(
-    measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int, names: tuple[str, str] = ("p", "q")
-) -> Tensor:
-    p, q = check_pairwise(p, q, names)
-
-    def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
-        return measure(Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0)))
-
-    return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
-
-
 def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
     """`csd_similarity` of all pairs, one matrix product and two vectors: (B1, D), (B2, D) -> (B1, B2)."""
     p, q = check_pairwise(p, q)
@@ -112,10 +100,16 @@ def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The pairwise function of a paired measure without settings."""
+    """The pairwise function of a paired measure, with its options."""
 
-    def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-        return _tiled(measure, p, q, max_elements)
+    def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE, **options: Any) -> Tensor:
+        p, q = check_pairwise(p, q)
+
+        def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
+            sides = Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0))
+            return measure(*sides, **options)
+
+        return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
 
     pairwise.__name__ = pairwise.__qualname__ = f"pairwise_{measure.__name__}"
     pairwise.__doc__ = f"`{measure.__name__}` of all pairs (p_i, q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."
@@ -124,15 +118,5 @@ def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 pairwise_kl, pairwise_js = _all_pairs_of(paired.kl), _all_pairs_of(paired.js)
 pairwise_elk, pairwise_bhattacharyya = _all_pairs_of(paired.elk), _all_pairs_of(paired.bhattacharyya)
-
-
-def pairwise_log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE) -> Tensor:
-    """`log_inclusion` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements, ("inner", "outer"))
-
-
-def pairwise_inclusion_test(
-    inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact", max_elements: int = WORKSPACE
-) -> Tensor:
-    """`inclusion_test` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.inclusion_test, eps=eps, form=form), inner, outer, max_elements, ("inner", "outer"))
+pairwise_log_inclusion = _all_pairs_of(paired.log_inclusion)
+pairwise_inclusion_test = _all_pairs_of(paired.inclusion_test)

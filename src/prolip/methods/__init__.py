@@ -34,8 +34,7 @@ DEFAULT_METHOD = "prolip"
 #: An environment variable with modules of further methods, separated by commas, each with a table METHODS. A saved
 #: model names its method and never a module: whose code runs is for its user to say.
 FURTHER = "PROLIP_METHODS"
-#: The measures that are these scores.
-ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}
+ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}  # the measures that are these scores
 
 
 class LazyMethods(Mapping[str, Method]):

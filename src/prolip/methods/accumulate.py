@@ -17,7 +17,6 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
 
     Tensors (as views) and lists are cut along their first dimension; scalars and other values go to every part.
     Entries with fewer rows (masked views) are cut evenly on their own, so some parts may hold none of them.
-    Raises ValueError for more parts than images or texts.
     """
     if parts < 1:
         raise ValueError(f"{parts} micro-batches: give 1 or more")

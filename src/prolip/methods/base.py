@@ -19,8 +19,7 @@ from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
 
-#: Bound on a = exp(logit_scale), as OpenCLIP's.
-MAX_LOGIT_SCALE = 100.0
+MAX_LOGIT_SCALE = 100.0  # bound on a = exp(logit_scale), as OpenCLIP's
 #: Pairs of a rank for the in-batch R@1 of every step, and its name among the terms.
 CANDIDATES, RECALL = 256, "batch_R@1"
 
@@ -57,7 +56,7 @@ class Context:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    total_steps: int | None = None  # None outside of a run
+    total_steps: int | None = None  # none outside of a run
     tokenizer: Any = None
     teacher: nn.Module | None = None
 
@@ -82,10 +81,8 @@ class Objective(nn.Module):
     details: tuple[str, ...] = ()
     #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
     shared: tuple[str, ...] = ()
-    #: Parameters of the model that the loss does not train.
-    frozen: tuple[str, ...] = ()
-    #: The last result of `before_training`, on every rank; checkpoints store it.
-    pool_state: Mapping[str, Tensor]
+    frozen: tuple[str, ...] = ()  # parameters of the model that the loss does not train
+    pool_state: Mapping[str, Tensor]  # the last result of `before_training`, on every rank; checkpoints store it
     model: Any  # an nn.Module
     config: Any
 
@@ -215,7 +212,7 @@ class Method(NamedTuple):
     config: type  # the dataclass whose fields are flags
     objective: type[Objective]
     score: type[Score]
-    probabilistic: bool = True  # False for points, whose variances mean nothing
+    probabilistic: bool = True  # false for points, whose variances mean nothing
     #: (model, config=...): adds modules to a fresh model, whose config.json then has a copy of the config; may return
     #: the names of parameters (logit_scale, logit_bias) that it has set.
     extend: Callable[..., Any] | None = None

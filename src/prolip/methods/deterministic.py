@@ -73,8 +73,7 @@ class _DeterministicObjective(MeansObjective):
 class SigLIPObjective(_DeterministicObjective):
     """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation.
 
-    It sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of one
-    process, for any world size.
+    The mean over ranks of these losses is the loss of one process, for any world size.
     """
 
     @classmethod
@@ -91,8 +90,7 @@ class SigLIPObjective(_DeterministicObjective):
 class CLIPObjective(_DeterministicObjective):
     """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
 
-    Local rows against columns gathered with gradients: without these OpenCLIP's loss gives the towers 1/W of theirs
-    under DDP's mean (global rows), or leaves out the other ranks' part (local rows).
+    Local rows against columns gathered with gradients, without which OpenCLIP's loss is wrong under DDP's mean.
     """
 
     statistics = ("scale",)  # of the logit: the arguments of the loss

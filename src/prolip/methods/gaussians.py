@@ -32,8 +32,7 @@ class HeadsObjective(Objective):
     """Gaussians of images and texts by a method's own heads; replaced parts of the towers are frozen."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
-    #: Parts of the Gaussians that the loss reads.
-    reads: tuple[str, ...] = Gaussian._fields
+    reads: tuple[str, ...] = Gaussian._fields  # parts of the Gaussians that the loss reads
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)

@@ -21,8 +21,7 @@ from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Samples for uniformity, half of them images.
-UNIFORM_POINTS = 128
+UNIFORM_POINTS = 128  # samples for uniformity, half of them images
 
 
 @dataclass(kw_only=True)

@@ -28,10 +28,8 @@ from prolip.utils.fields import option
 from prolip.utils.flags import check_choices, check_range
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
-#: K of the paper.
-NEIGHBOURS = 300
-#: Scores that are held together.
-CELLS = 2**26
+NEIGHBOURS = 300  # k of the paper
+CELLS = 2**26  # scores that are held together
 
 
 @dataclass(kw_only=True)
@@ -154,7 +152,7 @@ class Neighbours(NamedTuple):
 
 
 def neighbourhood(config: SourceFreeConfig, size: int) -> int:
-    """K in a pool of `size`: the setting, or the paper's 300 (for COCO); for spread min(300, max(3, size / 100))."""
+    """K in a pool of `size`: the setting, or the paper's 300; for spread min(300, max(3, size / 100))."""
     spread = config.pair_weight == "spread"
     return min(size, config.neighbours or (min(NEIGHBOURS, max(3, size // 100)) if spread else NEIGHBOURS))
 
@@ -192,8 +190,8 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
 def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceFreeConfig) -> Neighbours:
     """The `neighbourhood` nearest texts of every image of this rank, or images of every text.
 
-    Exact, by all scores: blocks of every rank's gallery arrive in turn; equal scores rank by rising row, on every
-    device and for any number of ranks. A rank of n queries holds 12 K n bytes, its share, a block and 10 CELLS numbers.
+    Exact; equal scores rank by rising row, on every device and for any number of ranks. n queries of a rank hold 12 K n
+    bytes, its share, a block and 10 CELLS numbers.
     """
     (queries, _), (gallery, rows) = pool.side(side), pool.side("text" if side == "image" else "image")
     size = sum(shares(rows))
@@ -253,10 +251,7 @@ def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbou
 
 
 def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability.
-
-    ValueError where the score has neither.
-    """
+    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability."""
     if (scaled := score.scaled(near.scores)) is not None:
         return scaled.double().logsumexp(1) - scaled[:, 0]
     if (matches := score.match_probability(near.scores[:, 0].double())) is not None:
@@ -266,10 +261,7 @@ def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighb
 
 
 def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`.
-
-    ValueError for a model without novelty.
-    """
+    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`."""
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
         remedy = "`prolip uncertainty` fits it, or take --pair-weight spread"

@@ -84,10 +84,7 @@ class SimilarityAdapter(nn.Module):
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
 
     def fold_into(self, network: PairNetwork) -> None:
-        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and the mean over D of sum_k alpha_k log_var_k.
-
-        Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
-        """
+        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and the mean over D of sum_k alpha_k log_var_k."""
         alpha, decode = self.mix.softmax(0), self.decode.weight
 
         def mixed(layer: nn.Linear) -> list[Tensor]:
@@ -189,9 +186,8 @@ def extend(model: Any, config: VACSRConfig) -> None:
 class VACSRScore(Score):
     """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from E[z] = sum_k alpha_k mean_k.
 
-    Section 3.2 decodes the mean of a drawn component, which at inference would be random. shortlist: how many of each
-    query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of `coarse`, and there is no
-    probability.
+    shortlist: how many of each query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of
+    `coarse`, and there is no probability.
     """
 
     name, symmetric, supports_points, choices = "vacsr", False, True, ("shortlist",)

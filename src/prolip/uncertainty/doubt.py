@@ -14,14 +14,10 @@ from torch import Tensor
 
 from prolip.gaussian import upcast
 
-#: Version and count of the stored numbers of a doubt.
-VERSION, NUMBERS = 1, 12
-#: Pairs that do not match with a logit below LOW are sampled, one in ONE_IN.
-LOW, ONE_IN = -5.0, 20
-#: Weight of the prior N(0, 1) of the standardised coefficients, in pairs that match.
-RIDGE = 1.0
-#: Fewest images of a gallery with a mean.
-GALLERY = 8
+VERSION, NUMBERS = 1, 12  # version and count of the stored numbers of a doubt
+LOW, ONE_IN = -5.0, 20  # pairs that do not match with a logit below LOW are sampled, one in ONE_IN
+RIDGE = 1.0  # weight of the prior N(0, 1) of the standardised coefficients, in pairs that match
+GALLERY = 8  # fewest images of a gallery with a mean
 
 
 class Evidence(NamedTuple):

@@ -24,12 +24,9 @@ from prolip.uncertainty.targets import MOST, choose_bank, marginal, match_probab
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
 #: matched images as the median one.
 RIDGE, NOISE = 1.0, 0.8
-#: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
-WIDTH = 0.1
-#: Least nats of a target.
-LEAST_LENGTH = 0.1
-#: Fewest images of a general text.
-FEWEST_FITTED = 3
+WIDTH = 0.1  # width of the kernel over the median distance 1 - cosine from a text to its nearest
+LEAST_LENGTH = 0.1  # least nats of a target
+FEWEST_FITTED = 3  # fewest images of a general text
 #: One text in HELD_OUT is held out to estimate the error on unknown texts; the stored quantiles of that error.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 #: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
@@ -113,19 +110,16 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 
 
 def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0) -> AmbiguityHead:
-    """Fit the head of the texts, or of swapped pairs that of the images. parts: its inputs; target: (M,) nats, NaN:
-    unknown; often: (M,) known matches of each, default 1.
-
-    log eta = ridge regression on the features + a Gaussian process on means and words for the rest. Counts of tokens
-    leave out the text itself where the regression learns from them.
+    """Fit the head of the texts, or of swapped pairs that of the images: a ridge regression on the features and a
+    Gaussian process on means and words for the rest. target: (M,) nats, NaN: unknown; often: (M,) known matches.
     """
     head = AmbiguityHead(parts)
     rows = target.isfinite().nonzero().squeeze(1)
     mean = (pairs.text if len(rows) == len(pairs.text) else pairs.text[rows]).float()
     if parts.bank:
-        chosen = choose_bank(pairs.swapped, parts.bank, seed)
-        head.bank[: len(chosen.rows)] = pairs.image[chosen.rows].float()
-        head.bank_weight[: len(chosen.rows)] = chosen.log_weight.exp()
+        chosen, log_weight = choose_bank(pairs.swapped, parts.bank, seed)
+        head.bank[: len(chosen)] = pairs.image[chosen].float()
+        head.bank_weight[: len(chosen)] = log_weight.exp()
         head.bank_scale.fill_(pairs.scale)
     ids, learnt = None, None
     if parts.vocabulary:
@@ -244,9 +238,10 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
 def _fit_kernel(  # noqa: PLR0913, PLR0917
     head: AmbiguityHead, mean: Tensor, ids: Tensor | None, rest: Tensor, often: Tensor, seed: int
 ) -> None:
-    """A Gaussian process on the means (M, D), and the words, for the residual (M,), whose noise falls with the matches
-    (M,): exact up to as many texts as there are centres, else with those with the most matches as inducing points
-    (Nystroem), (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
+    """A Gaussian process on means (M, D) and words for the residual (M,), whose noise falls with the matches (M,).
+
+    Above as many texts as there are centres those with the most matches are inducing points (Nystroem),
+    (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
@@ -282,9 +277,7 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatchScore:
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, weighted up to all; on three numbers in float64.
-
-    Uninformative cosines give both no weight; constant traces get none.
+    and a sample of the others, weighted up to all. Uninformative cosines give both no weight.
     """
     from scipy.optimize import minimize
 

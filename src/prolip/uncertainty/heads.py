@@ -19,16 +19,11 @@ from prolip.gaussian import Gaussian, upcast, without_autocast
 #: Inverse temperatures, as multiples of a, of the softmax over a bank, and the ranks of the cosines among features.
 TEMPERATURES, NEAREST = (0.5, 1.0, 2.0), (1, 5, 20)
 BANK_FEATURES, TOKEN_FEATURES = 2 * len(TEMPERATURES) + len(NEAREST), 7
-#: Tokens in more of the texts than this are ignored: start, end, padding, articles.
-COMMON = 0.5
-#: Smaller values of a kernel are 0: denormal numbers would slow a matrix product down a hundred times.
-NOTHING = 1e-18
-#: Rows that a head sees at once: their kernel is (ROWS, C).
-ROWS = 1024
-#: Least log eta of a head.
-LEAST = -20.0
-#: Random signs of a word; width of the kernel on the words of two texts.
-SIGNS, WORDS_WIDTH = 64, 0.5
+COMMON = 0.5  # tokens in more of the texts than this are ignored: start, end, padding, articles
+NOTHING = 1e-18  # smaller values of a kernel are 0: denormal numbers would slow a matrix product down a hundred times
+ROWS = 1024  # rows that a head sees at once: their kernel is (ROWS, C)
+LEAST = -20.0  # least log eta of a head
+SIGNS, WORDS_WIDTH = 64, 0.5  # random signs of a word; width of the kernel on the words of two texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,21 +18,14 @@ from prolip.gaussian import upcast, without_autocast
 from prolip.scores import Side
 from prolip.uncertainty.token_stats import Encoded, encode_with_stats, innermost
 
-#: Quantiles of a reference, up to the one that a share TAIL of new familiar inputs exceeds.
-KNOTS, TAIL = 64, 0.1
-#: Fewest distances for a reference.
-FEWEST = 20
-#: Addition to the variance of each direction, as a share of the mean variance.
-SHRINK = 1e-2
-#: Most rows of a fit, a sample of more; random parts that are held out in turns.
-SAMPLE, FOLDS = 8192, 5
-#: Rounds of k-means; fewest rows of a class on average.
-ROUNDS, ROWS = 10, 4
+KNOTS, TAIL = 64, 0.1  # quantiles of a reference, up to the one that a share TAIL of new familiar inputs exceeds
+FEWEST = 20  # fewest distances for a reference
+SHRINK = 1e-2  # addition to the variance of each direction, as a share of the mean variance
+SAMPLE, FOLDS = 8192, 5  # most rows of a fit, a sample of more; random parts that are held out in turns
+ROUNDS, ROWS = 10, 4  # rounds of k-means; fewest rows of a class on average
 BLOCK = 1024
-#: Prior odds that an input is familiar.
-ODDS = 10
-#: Most numbers for torch's quantiles.
-MOST = 1 << 23
+ODDS = 10  # prior odds that an input is familiar
+MOST = 1 << 23  # most numbers for torch's quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +256,7 @@ def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Dist
     distance.background.copy_((main.variance[:rank] + shrink).rsqrt())
     covariance, eye = (inside.T @ inside).double() / free, torch.eye(rank, dtype=torch.float64)
     lower = torch.linalg.cholesky(covariance + shrink * eye)
-    distance.within.copy_(torch.linalg.solve_triangular(lower, eye, upper=False).T)  # W W' = (covariance + shrink)^-1
+    distance.within.copy_(torch.linalg.solve_triangular(lower, eye, upper=False).T)  # w W' = (covariance + shrink)^-1
     distance.centres[:kept] = means @ distance.within
     distance.centres[kept:] = distance.centres[0]  # places without a class
     if rank < len(main.variance):

@@ -19,8 +19,7 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.readings import Readings, ambiguity_of
 from prolip.utils.outputs import replacing
 
-#: The file next to OpenCLIP's own configuration and weights.
-FILE = "uncertainty.safetensors"
+FILE = "uncertainty.safetensors"  # the file next to OpenCLIP's own configuration and weights
 
 
 class PointModel(nn.Module):
@@ -46,9 +45,9 @@ class FittedCLIP(nn.Module):
         image: VarianceHead,
         text: VarianceHead,
         score: Score,
-        novelty: Novelty | None = None,  # None for a tower without blocks
+        novelty: Novelty | None = None,  # none for a tower without blocks
         text_novelty: Novelty | None = None,
-        readings: Readings | None = None,  # None in an older model
+        readings: Readings | None = None,  # none in an older model
     ):
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Rows of a bank, or centres, that a model may hold.
-MOST_ROWS = 2**22
+MOST_ROWS = 2**22  # rows of a bank, or centres, that a model may hold
 
 
 @dataclass(kw_only=True)

@@ -17,10 +17,8 @@ from prolip.uncertainty.novelty import Novelty
 GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
 #: Inverse temperature of the softmax over texts, as a multiple of a; nearest images, and how sharply they weigh.
 TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
-#: A text counts as known within this fraction of its kernel's width.
-SAME = 0.01
-#: Standard errors to each end of a 90% interval.
-ERRORS = 1.645
+SAME = 0.01  # a text counts as known within this fraction of its kernel's width
+ERRORS = 1.645  # standard errors to each end of a 90% interval
 
 
 class Readings(nn.Module):

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from distributed_helpers import run_ranks
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from prolip.gaussian import Gaussian, concatenate
 from prolip.losses import Matches, ppcl, ppcl_over_ranks
@@ -71,31 +70,6 @@ def ring_case(member: int, group, dtype: torch.dtype, labelled: bool, exchange: 
     return found
 
 
-class Linears(nn.Module):
-    """A model small enough to train on a line: two linear towers, PPCL over the ranks in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.image, self.text = nn.Linear(DIM, 2 * DIM).double(), nn.Linear(DIM, 2 * DIM).double()
-        self.log_scale = nn.Parameter(torch.tensor(SCALE, dtype=torch.float64).log())
-        self.bias = nn.Parameter(torch.tensor(BIAS, dtype=torch.float64))
-
-    def forward(self, images: Tensor, texts: Tensor, group=None) -> Tensor:
-        image, text = (Gaussian(*z.chunk(2, -1)) for z in (self.image(images), self.text(texts)))
-        return ppcl_over_ranks(image, text, self.log_scale.exp(), self.bias, group=group)
-
-
-def ddp_case(member: int, group) -> dict[str, Tensor]:
-    image, text = batch(member, torch.float64)
-    wrapped = DistributedDataParallel(Linears(), process_group=group)
-    for _ in range(2):
-        wrapped.zero_grad()
-        loss = wrapped(image.mean.detach(), text.mean.detach(), group)
-        (3 * loss).backward()
-    return {name: p.grad for name, p in wrapped.module.named_parameters()}
-
-
 def all_cases(rank: int) -> dict:
     """Every check of this file, in one spawn. All processes make all groups; only its members use one."""
     groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
@@ -105,9 +79,6 @@ def all_cases(rank: int) -> dict:
         if rank in GROUPS[name]:
             member = GROUPS[name].index(rank)
             found[(name, *case)] = ring_case(member, groups[name], *case)
-    for name, ranks in GROUPS.items():
-        if rank in ranks:
-            found["ddp", name] = ddp_case(ranks.index(rank), groups[name])
     return found
 
 
@@ -143,24 +114,6 @@ def test_ranks_match_one_process_on_the_concatenated_batch(found, name, dtype, l
         close(torch.cat([g[key] for g in got]), want[key] * size, dtype)
     close(torch.cat([g["only text.log_var"] for g in got]), want["text.log_var"] * size, dtype)
     close(torch.cat([g["only image.mean"] for g in got]), want["image.mean"] * size, dtype)
-
-
-def test_known_matches_reach_across_ranks():
-    """The labels of the cases above hold positives between ranks, so those cases cannot pass without them."""
-    labels = whole(2, torch.float64, True)[-1]
-    hits = (labels.image[:BATCH, None] == labels.text[None, BATCH:, None]) & (labels.text[None, BATCH:, None] != -1)
-    assert hits.any()
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_parameter_gradients_under_ddp_equal_one_process(found, name):
-    ranks = GROUPS[name]
-    image, text, *_ = whole(len(ranks), torch.float64, False)
-    model = Linears()
-    (3 * model(image.mean.detach(), text.mean.detach())).backward()
-    for rank in ranks:
-        for key, parameter in model.named_parameters():
-            close(found[rank]["ddp", name][key], parameter.grad, torch.float64)
 
 
 def test_devices_gather_what_fits_and_others_go_round_the_ring():

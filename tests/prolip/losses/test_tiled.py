@@ -14,7 +14,6 @@ from distributed_helpers import run_ranks
 from loss_cases import DOUBLE, brute_logits, brute_mask, gaussian, some_matches
 from peak_elements import PeakElements
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from prolip import measures
 from prolip.gaussian import Gaussian
@@ -188,36 +187,6 @@ def with_gradients(loss: Tensor, case: Case) -> dict[str, Tensor]:
     return {"loss": loss.detach()} | {key: x for key, x in zip(leaves, gradients) if x is not None}
 
 
-class Towers(nn.Module):
-    """Two linear towers and a network as their score, for DDP."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(SEED)
-        self.image, self.text = (nn.Linear(DIM, 2 * DIM).double() for _ in range(2))
-        self.network = nn.Sequential(nn.Linear(4 * DIM, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-        self.log_scale = nn.Parameter(torch.zeros((), dtype=DOUBLE))
-
-    def forward(self, images: Tensor, texts: Tensor, group=None) -> Tensor:
-        sides = [Gaussian(*tower(x).chunk(2, -1)) for tower, x in ((self.image, images), (self.text, texts))]
-        scale = self.log_scale.exp()
-
-        def loss(similarity: Tensor, positive: Tensor) -> Tensor:
-            columns = transpose_over_ranks(similarity, group)
-            return sum(sigmoid(scale * x, positive, positive) for x in (similarity, columns)) + scale / 3
-
-        parameters = (scale, *self.network.parameters())
-        return tiled_loss_over_ranks(
-            lambda p, q: by_network(self.network, p, q), *sides, loss, parameters, group=group, tile=TILE
-        )
-
-
-def ddp_case(case: Case, group) -> dict[str, Tensor]:
-    wrapped = DistributedDataParallel(Towers(), process_group=group)
-    (3 * wrapped(case.image.mean.detach(), case.text.mean.detach(), group)).backward()
-    return {name: p.grad for name, p in wrapped.module.named_parameters()}
-
-
 def all_cases(rank: int) -> dict:
     """Every check of this file, in one spawn. All processes make all groups; only its members use one."""
     groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
@@ -230,7 +199,6 @@ def all_cases(rank: int) -> dict:
         for name, kind in CASES:
             case = Case([place])
             found[world, name, kind] = with_gradients(tiled(name, kind, case, group, place), case)
-        found[world, "ddp"] = ddp_case(Case([place]), group)
         matrix = torch.arange(BATCH * len(members)) + 100.0 * (place * BATCH + torch.arange(BATCH))[:, None]
         found[world, "transpose"] = transpose_over_ranks(matrix, group)
     return found
@@ -261,15 +229,6 @@ def test_ranks_match_one_process_without_tiles_in_value_and_every_gradient(found
     compare(
         [found[rank][world, name, kind] for rank in GROUPS[world]], with_gradients(direct(name, kind, whole), whole)
     )
-
-
-@pytest.mark.parametrize("world", GROUPS)
-def test_parameters_of_score_and_loss_have_the_gradients_of_one_process_under_ddp(found, world):
-    whole, towers = Case(list(range(len(GROUPS[world])))), Towers()
-    (3 * towers(whole.image.mean.detach(), whole.text.mean.detach())).backward()
-    for rank in GROUPS[world]:
-        for key, parameter in towers.named_parameters():
-            torch.testing.assert_close(found[rank][world, "ddp"][key], parameter.grad, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("world", GROUPS)

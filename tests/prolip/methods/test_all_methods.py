@@ -220,18 +220,3 @@ def test_every_use_in_a_step_has_a_stream_of_its_own_and_the_rows_and_step_of_th
     assert {step for _, step in draws.uses} == {6}
     global_rows = [1, 3, 5, 7, 9, 11, 13, 15]
     assert all(rows == global_rows[: len(rows)] for rows in draws.places)
-
-
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.adapts])
-def test_no_gru_runs_in_cudnn_outside_of_training(name, monkeypatch):
-    """cuDNN's has no backward pass there, and a method looks for what is read by one before its first step."""
-    runs, plain = [], torch.nn.GRU.forward
-
-    def forward(gru, *args):
-        runs.append(gru.training or not torch.backends.cudnn.enabled)
-        return plain(gru, *args)
-
-    monkeypatch.setattr(torch.nn.GRU, "forward", forward)
-    config, objective = METHODS[name][:2]
-    objective(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": name}), config())
-    assert all(runs) and bool(runs) == (name in ("pcmepp", "vacsr"))

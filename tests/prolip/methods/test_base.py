@@ -208,13 +208,6 @@ def test_a_wrapper_runs_every_pass_with_a_graph_and_synchronises_the_last(parts)
     assert_close(gradients(unwrap(wrapper)), grads, 1e-12)
 
 
-def test_a_compiled_objective_accumulates_too():
-    _, grads = reference()
-    objective, batch = make()
-    accumulate_backward(torch.compile(objective, backend="eager"), batch, 2)
-    assert_close(gradients(objective), grads, 1e-12)
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_a_batch_is_cut_into_views_in_order(parts):
     batch = {

@@ -232,19 +232,3 @@ def test_a_vocabulary_without_a_mask_token_is_refused_unless_nothing_is_masked()
     with pytest.raises(ValueError, match=r"a \[MASK\] token.*mask_token_id.*alpha2=0"):
         ProLIPObjective(model, ProLIPConfig())
     ProLIPObjective(model, ProLIPConfig(alpha2=0.0))
-
-
-def test_all_passes_of_a_step_are_one_graph_that_other_masks_do_not_compile_again():
-    objective = make_objective()
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    embed = torch.compile(objective.embed, backend=backend, fullgraph=True, dynamic=False)
-    for number in range(3):
-        batch = objective.prepare(make_batch(8, seed=number), number)
-        for name, want in objective.embed(batch).items():
-            torch.testing.assert_close(embed(batch)[name], want)
-    assert len(graphs) == 1
