@@ -182,7 +182,12 @@ def evaluate_all(
     """
     results, drawn, draws = list[TaskResult](), set[str](), shown.get("draws", 0)
     for found in features:
-        categories, card = categories_of(found, instances), found.model
+        categories, card, image_ids = None, found.model, found.dataset.info.get("image_ids")
+        if instances is not None and image_ids is not None:
+            try:
+                categories = coco.category_labels(instances, image_ids)  # (N, 80)
+            except ValueError as error:
+                log.warning("%s has no PMRP: %s", found.dataset.name, error)
         for similarity in similarities:
             result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
@@ -209,18 +214,6 @@ def evaluate_all(
             with replacing(Path(output)) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     return results
-
-
-def categories_of(features: Features, instances: str | None) -> Tensor | None:
-    """The categories of each image of COCO, (N, 80); None where the file does not list these images, logged."""
-    image_ids = features.dataset.info.get("image_ids")
-    if instances is None or image_ids is None:
-        return None
-    try:
-        return coco.category_labels(instances, image_ids)
-    except ValueError as error:
-        log.warning("%s has no PMRP: %s", features.dataset.name, error)
-        return None
 
 
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:

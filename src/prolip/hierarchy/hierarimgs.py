@@ -82,19 +82,16 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
             raise ValueError(f"run lengths {shown(counts)} of size {given} do not cover an image of {encoded['size']}")
         encoded = encoded if isinstance(counts, str) else mask.frPyObjects(encoded, height, width)
     elif isinstance(segmentation, list) and segmentation:
-        encoded = mask.merge(mask.frPyObjects([polygon_of(one, size) for one in segmentation], height, width))
+        polygons = [np.array(one) for one in segmentation]
+        for x in polygons:  # pycocotools writes beyond its memory for points far from the image
+            fits = x.ndim == 1 and x.dtype.kind in "iuf" and len(x) > 5 and len(x) % 2 == 0
+            if not fits or not (np.abs(x) <= 2 * max(size)).all():
+                wanted = "a list [x0, y0, ...] of three points or more near the image"
+                raise ValueError(f"a polygon is {wanted}, got {shown(x.tolist())}")
+        encoded = mask.merge(mask.frPyObjects([x.astype(float).tolist() for x in polygons], height, width))
     else:
         raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
     return mask.decode(encoded).astype(bool)
-
-
-def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
-    """[x0, y0, x1, ...]. ValueError for others, and points far out, where pycocotools writes beyond its memory."""
-    x = np.array(numbers)
-    if x.ndim != 1 or x.dtype.kind not in "iuf" or len(x) < 6 or len(x) % 2 or not (np.abs(x) <= 2 * max(size)).all():
-        wanted = "a list [x0, y0, ...] of three points or more near the image"
-        raise ValueError(f"a polygon is {wanted}, got {shown(numbers)}")
-    return x.astype(float).tolist()
 
 
 def build(

@@ -25,7 +25,7 @@ from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.ranks import features_over_ranks
 from prolip.gaussian import Gaussian
-from prolip.prompts.templates import class_gaussians, class_prompts
+from prolip.prompts.templates import build_zero_shot_classifier, class_prompts
 from prolip.uncertainty.doubt import Evidence
 
 
@@ -134,7 +134,7 @@ def test_samples_that_do_not_fit_together_are_refused(ours, samples, options, me
 def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     templates = [template.replace("{c}", "{}") for template in mini.TEMPLATES]
     model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
-    wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
+    wanted = build_zero_shot_classifier(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
         monkeypatch.setattr("prolip.prompts.templates.PROMPTS", prompts)
         got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
