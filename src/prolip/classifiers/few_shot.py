@@ -127,10 +127,7 @@ class Discriminant(NamedTuple):
 
 
 def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
-    """Features (N, D) of `classes` equally frequent classes, labels (N,) below that, an image or more of each.
-
-    S: covariance within classes, shrunk by Ledoit and Wolf's share (2004); that of all images where no class has two.
-    """
+    """Features (N, D) of equally frequent classes, labels (N,); S: within classes, shrunk (Ledoit and Wolf, 2004)."""
     x = np.asarray(x, np.float64)
     mean = np.stack([x[labels == c].mean(0) for c in range(classes)])
     apart, freedom = x - mean[labels], len(x) - classes

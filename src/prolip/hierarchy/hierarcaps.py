@@ -1,8 +1,4 @@
-"""HierarCaps (Alper and Averbuch-Elor, ECCV 2024): captions of COCO images at several levels, by two protocols.
-
-The CSV has `id,captions,image_url`, captions general to specific joined by `=>`. The protocols measure different things
-under like names: `paper/...` is ProLIP's, `benchmark/...` the benchmark's own.
-"""
+"""HierarCaps (Alper and Averbuch-Elor, ECCV 2024): metrics by ProLIP's protocol (`paper/...`) and by its own."""
 
 from __future__ import annotations
 

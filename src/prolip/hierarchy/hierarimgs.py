@@ -1,8 +1,4 @@
-"""HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments.
-
-FOLDER/ID/level0.png is the largest segment on a blank canvas, level1.png with the second pasted, level3.jpg the
-original.
-"""
+"""HierarImgs, ProLIP B.3: FOLDER/ID/level0.png to level2.png, segments pasted one by one, and the original image."""
 
 from __future__ import annotations
 
@@ -65,10 +61,7 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
 
 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """A segmentation of COCO as pixels, (height, width) bool, by pycocotools, which the annotations were made with.
-
-    A list of polygons, or run lengths {"counts", "size"} as a list or as COCO's text of them. ValueError for others.
-    """
+    """Polygons, or run lengths {"counts", "size"}, of COCO as pixels, (height, width) bool. ValueError for others."""
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
         counts, given = segmentation["counts"], list(segmentation.get("size", size))
@@ -97,11 +90,7 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of all chosen images, or the first `most`, in the place of a former build; returns their number.
-
-    FileNotFoundError for an image that is not there, ValueError where none can be chosen, and for a folder of other
-    files.
-    """
+    """Write the levels of the chosen images, of `most` at most, in the place of a former build; returns their number."""
     check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
     if not chosen:
