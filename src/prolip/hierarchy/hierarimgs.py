@@ -90,7 +90,7 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of the chosen images, of `most` at most, in the place of a former build; returns their number."""
+    """Write the levels of the chosen images, `most` at most, in the place of a former build; returns how many."""
     check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
     if not chosen:

@@ -80,7 +80,8 @@ def reweigh(  # noqa: PLR0913 (what decides the weights)
 ) -> Fit:
     """Fit the weights of the prompts (C, T, D) of every class to images (N, D), which may not be scored by them.
 
-    keys: of the images, by which shots are drawn; labels: (N,) or multi-hot (N, C), for shots; score: of the nearest ones.
+    keys: of the images, by which shots are drawn; labels: (N,) or multi-hot (N, C), for shots; score: of the nearest
+    ones.
     """
     check_embeddings(image, "image", prompts.mean.shape[-1])
     if not settings.shots:

@@ -187,7 +187,7 @@ class Nearest:
 
 
 def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
-    """The ranking of every relevance from one pass over the rows of scores, which updates `others`, such as `Nearest`."""
+    """The ranking of every relevance from one pass over the rows of scores, which updates `others` (`Nearest`)."""
     shapes = {(r.queries, r.gallery) for r in relevances}
     if len(shapes) != 1:
         raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")

@@ -104,9 +104,9 @@ def study_retrieval(
 ) -> tuple[list[Ranking], list[Ranking], Study]:
     """Rank and study a retrieval task by one pass per direction: images to texts and texts to images by each relevance.
 
-    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in the
-    first place. Refused by `score`, the uncertainty of the query, of the item in first place, and of both (`pair`), so
-    `auroc` is R-AUROC across modalities.
+    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in
+    the first place. Refused by `score`, the uncertainty of the query, of the item in first place, and of both (`pair`),
+    so `auroc` is R-AUROC across modalities.
     """
     check_fit(scores, relevances[0])
     pairs = _pairs(relevances[0], matches)  # of one direction: they are the same in both
