@@ -108,12 +108,6 @@ def test_the_fingerprint_follows_each_part_by_itself():
     assert len({mark(), mark(mask=2.0), mark(pixels=2.0), mark(token=2)}) == 4
 
 
-def test_random_weights_are_asked_for_by_name_and_always_the_same():
-    before = torch.random.get_rng_state()
-    one, two = Embedder.load("ProLIP-ViT-test", "random"), Embedder.load("ProLIP-ViT-test", "random")
-    assert one.fingerprint == two.fingerprint and torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
     model = open_clip.create_model("ViT-mini", theirs.name.removeprefix("ViT-mini:"))
     config = {"model_cfg": mini.TINY_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
@@ -196,12 +190,6 @@ def test_images_are_streamed_in_order_with_their_novelty_and_lost_ones_are_named
         ours.embed_images([])
 
 
-def test_old_names_say_what_to_write():
-    for module in ("prolip.loading", "prolip.evaluation"):
-        with pytest.raises(ImportError, match="load_embedder is now prolip.Embedder.load"):
-            exec(f"from {module} import load_embedder")
-
-
 # --- batches ----------------------------------------------------------------------------------------------------------
 class Stub(nn.Module):
     """A model whose outputs are plain functions of its inputs; dropout betrays a wrong mode."""
@@ -255,11 +243,6 @@ def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
     with pytest.raises(RuntimeError), evaluated.evaluating(model, "cpu"):
         raise RuntimeError
     assert model.drop.training
-
-
-def test_autocast_runs_in_bf16_and_returns_float32(model):
-    got = embed_images(model, torch.randn(2, 3, 2, 2), lambda x: x, precision="amp_bf16")
-    assert model.seen == [torch.bfloat16] and got.mean.dtype == got.log_var.dtype == torch.float32
 
 
 def test_token_lengths_leave_out_the_padding_only():

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import dense_ranking
 import miniatures as mini
@@ -15,7 +14,6 @@ from prolip import loading
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.utils import outputs
 
 
 @pytest.fixture(scope="module")
@@ -150,30 +148,12 @@ def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_pat
     good = ["--model", model, "--data", sets[0]]
     for flags, message in (
         (["--output", str(tmp_path)], "is a folder: give a file"),
-        (["--output", str(tmp_path / "file" / "a" / "b.json")], "file is a file: give another path"),
         (["--save-features", str(tmp_path / "file")], "is a file: give a folder"),
         (["--plots", "--output", str(tmp_path / "there" / "out.json")], "plots is a file: give a folder"),
     ):
         with pytest.raises(SystemExit) as stop:
             evaluate([*good, *flags])
         assert stop.value.code == 2 and message in capsys.readouterr().err
-    monkeypatch.setattr(outputs.os, "access", lambda *_: False)
-    with pytest.raises(SystemExit):
-        evaluate([*good, "--output", str(tmp_path / "new" / "out.json")])
-    assert "you may not write to" in capsys.readouterr().err and not (tmp_path / "new").exists()
-
-
-def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(SystemExit) as stop:
-        evaluate(["--model", model, "--data", sets[0], "--output", str(tmp_path / "out.json")])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
-    assert said.startswith(f"error: [Errno 28] {tmp_path / 'out.json'} was not written")
-    assert "was not written (No space left on device): make room on its disk, or give another place" in said
 
 
 @pytest.mark.parametrize(
@@ -186,9 +166,7 @@ def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
         (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
         (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
         (["--features", "/nowhere"], "no features in /nowhere"),
-        (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
         (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
-        (["--model", "MODEL", "--data", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
         (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
         (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
     ],

@@ -89,6 +89,8 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
     with pytest.raises(DamagedData, match="sample 's0000004' of .*wds: bad image: "):
         features.image_features(replace(whole, samples=samples), ours)
     store = FeatureStore(tmp_path / "store")
+    with pytest.raises(FileNotFoundError, match="no features in .*--save-features"):
+        list(features.load_features(store))
     counting = replace(whole, samples=samples, damage=FaultCounter())
     for _ in range(2):  # counts are those of one pass
         found = compute_features(counting, ours, store)
@@ -280,12 +282,3 @@ def test_a_full_disk_is_an_error_of_the_system_and_none_of_safetensors(tmp_path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
-
-
-def test_a_folder_without_features_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no features in .*--save-features"):
-        list(features.load_features(FeatureStore(tmp_path)))
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "a.json").write_text('{"format": "of tomorrow"}')
-    with pytest.raises(ValueError, match="describes no task .*'of tomorrow'"):
-        list(features.load_features(FeatureStore(tmp_path)))

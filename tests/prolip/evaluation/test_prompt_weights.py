@@ -193,21 +193,14 @@ def test_the_same_images_by_another_reader_are_refused(data, folder, kept, ours,
     assert compute_features(copied, ours, prompts=before).text is not None
 
 
-def test_templates_that_hold_no_prompt_are_refused(data, folder, tmp_path, capsys):
-    lines = tmp_path / "prompts.txt"
-    fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output", str(tmp_path / "w.json"), "--templates"]
-    given = {"": "holds no prompt", "\n\n": "holds no prompt", "{c}\n\n{c}\n": "is blank", "a\n": "'a' has no {c}"}
-    for text, words in given.items():
-        lines.write_text(text)
-        assert words in refusal(capsys, prompts, *fit, str(lines))
-    assert not (tmp_path / "w.json").exists()
-
-
-def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, ours, tmp_path):
+def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, ours, tmp_path, capsys):
     lines, out = tmp_path / "prompts.txt", tmp_path / "w.json"
+    fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output", str(out), "--templates", str(lines)]
+    for text, words in {"": "holds no prompt", "{c}\n\n{c}\n": "is blank", "a\n": "'a' has no {c}"}.items():
+        lines.write_text(text)
+        assert words in refusal(capsys, prompts, *fit) and not out.exists()
     lines.write_text("the {c}\n{c}\n")
-    words = ["--templates", str(lines), "--output", str(out)]
-    prompts(["fit", "--model", folder, "--data", f"wds:{data[0]}", *words])
+    prompts(fit)
     found = PromptWeights.load(out)
     assert found.templates == ("the {c}", "{c}") and found.rule == "bprw" and found.table.shape == (7, 2)
     assert torch.equal(fit_prompts(open_wds(data[0]), ours, Reweighing(), ["the {}", "{}"]).table, found.table)

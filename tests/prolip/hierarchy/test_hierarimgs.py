@@ -27,16 +27,6 @@ def runs_of(mask):
     return [*runs, length]
 
 
-def test_run_lengths_of_a_shape_by_hand():
-    """3 rows, 4 columns: .XX. / XX.. / .... : columns . X . | X X . | X . . | . . ."""
-    wanted = np.array([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
-    counts = [1, 1, 1, 2, 1, 1, 5]
-    assert runs_of(wanted) == counts
-    # differences from the fourth on: 2 - 1, 1 - 1, 1 - 2, 5 - 1 with one character each, -1 being 31
-    for given in (counts, "11110O4"):
-        assert np.array_equal(mask_of({"counts": given, "size": [3, 4]}, (3, 4)), wanted)
-
-
 def polygons(seed):
     """Blobs, stars whose edges cross, and several polygons that overlap or leave the image."""
     rng = np.random.default_rng(seed)

@@ -114,17 +114,6 @@ def test_the_fit_is_the_maximum_over_all_weights_from_any_start():
             assert (density @ mixed[c]).log().sum() + mixed[c].log().sum() <= fit.objective[c] + 1e-9
 
 
-def test_an_alpha_below_one_leaves_prompts_out_and_the_rest_sums_to_one():
-    mean = 10 * torch.eye(4).unsqueeze(0)
-    points = mean[0].repeat_interleave(torch.tensor([6, 3, 1, 0]), dim=0)
-    fit = fit_weights(Gaussian(mean, torch.full_like(mean, -2)), [points], 0.5)
-    want = torch.tensor([5.5, 2.5, 0.5, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(fit.weights[0], want / want.sum(), atol=1e-9, rtol=0)
-    assert fit.objective.isfinite().all()
-    with pytest.raises(ValueError, match="may leave none"):
-        fit_weights(Gaussian(mean, torch.full_like(mean, -2)), [points[:2]], 0.5)
-
-
 def test_many_classes_in_parts_are_the_same_as_one_after_the_other(monkeypatch):
     z, points = problem(classes=7)
     whole = fit_weights(z, points, 2.0, 0.02)
@@ -141,6 +130,17 @@ def test_far_points_of_narrow_prompts_are_no_division_of_zero_by_zero():
     mean[0, 1], mean[0, 2] = 1, -1
     fit = fit_weights(Gaussian(mean, torch.full_like(mean, -12)), [torch.full((5, 50), 30.0)], 1.0)
     torch.testing.assert_close(fit.weights, torch.tensor([[0.0, 1.0, 0.0]]).double())
+
+
+def test_an_alpha_below_one_leaves_prompts_out_and_the_rest_sums_to_one():
+    mean = 10 * torch.eye(4).unsqueeze(0)
+    z, points = Gaussian(mean, torch.full_like(mean, -2)), mean[0].repeat_interleave(torch.tensor([6, 3, 1, 0]), dim=0)
+    for alpha, mass in ((0.5, [5.5, 2.5, 0.5, 0.0]), (3.0, [8.0, 5.0, 3.0, 2.0])):
+        fit, want = fit_weights(z, [points], alpha), torch.tensor(mass, dtype=torch.float64)
+        torch.testing.assert_close(fit.weights[0], want / want.sum(), atol=1e-9, rtol=0)
+        assert fit.objective.isfinite().all()
+    with pytest.raises(ValueError, match="may leave none"):
+        fit_weights(z, [points[:2]], 0.5)
 
 
 def test_what_has_no_weights_is_refused():

@@ -1,7 +1,6 @@
 """The uncertainty study of whole tasks: every figure follows from what the parts compute by themselves."""
 
 import dense_ranking
-import numpy as np
 import pytest
 import torch
 from embedding import similarity_scores
@@ -134,27 +133,6 @@ def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     assert got["calibration/match_t2i/base_rate"] == pytest.approx(relevant[item, torch.arange(60)].double().mean())
     plain = large.retrieval(pairs, relevance)
     assert {key: got[key] for key in plain} == pytest.approx(plain, nan_ok=True)
-
-
-def test_each_score_is_computed_once_per_direction(captions, in_blocks):
-    in_blocks(90)
-    pairs, relevance, _, image, text = captions
-    counted = []
-
-    def block(rows, columns):
-        part = pairs.block(rows, columns)
-        counted.append(part.numel())
-        return part
-
-    study.study_retrieval(PairScores(20, 60, block), [relevance], Matches(LOGIT), image.trace, text.trace)
-    assert sum(counted) == 2 * 20 * 60 and max(counted) <= 90
-
-
-def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
-    image, text = noisy(torch.eye(3), torch.arange(3), 0), noisy(torch.eye(3), torch.arange(3), 1)
-    nothing = Relevance.from_pairs([], [], 3, 3)
-    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, Matches(LOGIT), image.trace, text.trace)
-    assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
 def test_scores_and_labels_must_fit(classes):
