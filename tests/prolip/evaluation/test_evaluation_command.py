@@ -3,17 +3,11 @@
 import json
 import shutil
 
-import dense_ranking
 import miniatures as mini
 import pytest
-import torch
 from commands import evaluate
-from embedding import similarity_scores
 
 from prolip import loading
-from prolip.evaluation.cache import FeatureStore
-from prolip.evaluation.embed import load_features
-from prolip.evaluation.metrics import ranking as metrics
 
 
 @pytest.fixture(scope="module")
@@ -70,33 +64,6 @@ def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, mod
     classes, _, many, _ = (result.metrics for result in results)
     assert classes["refusal/score/error"] == pytest.approx(1 - classes["acc1"])
     assert 0 <= many["refusal/image/aurc_oracle"] <= many["refusal/image/aurc"] <= 1
-
-
-def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, capsys):
-    annotations, images = mini.karpathy(tmp_path / "coco")
-    records = [r for r in json.loads(annotations.read_text())["images"] if r["split"] == "test"]
-    shown = [(record["cocoid"], 1 + place % 2) for place, record in enumerate(records)]
-    instances = tmp_path / "instances_val2014.json"
-    annotated = [{"image_id": key, "category_id": category} for key, category in shown]
-    lists = {"categories": [{"id": 1}, {"id": 2}], "images": [{"id": key} for key, _ in shown]}
-    instances.write_text(json.dumps(lists | {"annotations": annotated}))
-    kept = ["--save-features", str(tmp_path / "kept")]
-    evaluate(["--model", model, "--data", f"coco:{annotations},{images}", "--data", sets[1], *kept])
-    assert "PMRP" not in capsys.readouterr().out
-    found = evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])
-    (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
-    scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
-    matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
-    both = (scores, matches), (scores.T, matches.T)
-    at_0 = [metrics.summarise(dense_ranking.rank(*pair))["R-Precision"] for pair in both]
-    (coco,) = [result.metrics for result in found if result.key.startswith("coco")]
-    for way, value in zip(("i2t", "t2i"), at_0):
-        assert coco[f"{way}/PMRP@0"] == pytest.approx(value) and coco[f"{way}/PMRP@2"] == 1
-        assert coco[f"{way}/PMRP"] == pytest.approx((coco[f"{way}/PMRP@1"] + value + 1) / 3)
-    assert coco["i2t/queries"] == 6 and len([result for result in found if "i2t/PMRP" in result.metrics]) == 1
-    assert "i2t/PMRP" in capsys.readouterr().out
-    instances.write_text(json.dumps({"categories": [], "images": [], "annotations": []}))
-    assert "i2t/PMRP" not in evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
 
 
 def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):

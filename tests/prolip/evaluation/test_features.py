@@ -144,18 +144,6 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
         torch.testing.assert_close(got.log_var, wanted.log_var)
 
 
-def test_texts_are_embedded_once_by_content(ours):
-    counted, store = Counted(ours), FeatureStore()
-    one = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
-    again = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
-    assert same(again, one) and counted.texts == 1
-    features.stored_texts(*class_prompts(["y", "x"], ["{c}"]), counted.embedder, store)
-    features.stored_texts(*class_prompts(["x", "y"], ["a {c}"]), counted.embedder, store)
-    assert counted.texts == 3
-    alone, mixed = (features.stored_texts(["a x", "x b"], counts, ours, store) for counts in (None, [2]))
-    assert (len(alone.mean), len(mixed.mean)) == (2, 1)
-
-
 # --- on disk ---------------------------------------------------------------------------------------------------------
 def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, theirs):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")

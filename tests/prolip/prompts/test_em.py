@@ -79,24 +79,6 @@ def test_every_step_of_every_class_is_that_of_a_loop_whatever_the_number_of_poin
         torch.testing.assert_close(weights[2], mode)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 5.0])
-def test_the_objective_never_falls_and_is_the_log_posterior(alpha):
-    z, points = problem(seed=1)
-    prior = torch.full((5, 4), alpha, dtype=torch.float64)
-    found = steps_of(z, points, prior, 0.02, 40)
-    objectives = torch.stack([objective for _, objective in found])
-    assert (objectives.diff(dim=0) >= -1e-12).all() and (objectives[-1] > objectives[0] + 1e-3).any()
-    weights, objective = found[-1]
-    c = 3
-    posterior = Dirichlet(prior[c]).log_prob(weights[c]) - Dirichlet(prior[c]).log_prob(torch.full((4,), 0.25).double())
-    mixture = torch.distributions.MixtureSameFamily(
-        torch.distributions.Categorical(weights[c]),
-        Independent(Normal(z.mean[c], (z.var[c] + 0.02).sqrt()), 1),
-    )
-    posterior += mixture.log_prob(points[c]).sum() + (alpha - 1) * 4 * math.log(0.25)
-    torch.testing.assert_close(objective[c], posterior)
-
-
 def test_the_fit_is_the_maximum_over_all_weights_from_any_start():
     z, points = problem(seed=2)
     fit = fit_weights(z, points, 2.0, 0.02, tolerance=1e-12)

@@ -152,17 +152,6 @@ def test_wrong_inputs_are_refused_by_name(in_blocks):
         large.rank_sparse(scores.__getitem__, relevance)
 
 
-@pytest.mark.parametrize("count", [3, 40, 60])
-def test_the_largest_are_the_first_of_equal_ones(count):
-    scores = torch.randint(5, (30, 40), generator=torch.Generator().manual_seed(4)).float()
-    scores[0] = 0.0
-    scores[1, 3] = torch.inf
-    want = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    assert torch.equal(large.largest(scores, count), want)
-    distinct = torch.rand(30, 40, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(large.largest(distinct, count), distinct.topk(min(count, 40), dim=1).indices)
-
-
 def test_a_shortlist_takes_the_first_of_equal_items():
     """40 alike by the cheap score, all of them better by the other one when it looks."""
     coarse = torch.zeros(3, 40)

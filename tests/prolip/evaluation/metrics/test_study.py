@@ -102,24 +102,6 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     assert got["refusal/t2i/text/auroc"] > 0.6
 
 
-def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(captions, classes):
-    pairs, relevance, relevant, image, text = captions
-    scores, known = similarity_scores(image, text), torch.rand(20, 60, generator=torch.Generator().manual_seed(0))
-    *_, found = study.study_retrieval(pairs, [relevance], Matches(LOGIT), of_pairs=lambda i, j: known[i, j])
-    for way, s, u, true in (("i2t", scores, known, relevant), ("t2i", scores.T, known.T, relevant.T)):
-        asked, row = true.any(1), torch.arange(len(s))
-        wrong = ~true[row, s.argmax(1)]
-        want = refusal.selective_metrics(wrong[asked], {"pair": u[row, s.argmax(1)][asked]}, f"refusal/{way}")
-        got = {key: value for key, value in found.metrics().items() if key.startswith(f"refusal/{way}/pair/")}
-        assert got == pytest.approx(want, abs=1e-6) and set(found.samples[f"refusal/{way}"][1]) == {"score", "pair"}
-    scores, labels, *_ = classes
-    pair = {"of_pairs": lambda i, j: known[i % 20, j]}
-    found = studied(scores, labels, Matches(LOGIT), **pair)
-    best = scores.argmax(1)
-    want = refusal.selective_metrics(best != labels, {"pair": known[torch.arange(90) % 20, best]})
-    assert want.items() <= found.metrics().items()
-
-
 def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
