@@ -29,7 +29,7 @@ from training.model import distribute
 from training.parallel.distributed import World
 from training.run import build_trained
 
-WORLDS, ROWS, DIM = (8, 512, 1024), 4, 32
+WORLDS, ROWS, DIM = (8, 512, 4096), 4, 32
 FLOAT, ID = 4, 8
 SETTINGS: dict[str, dict] = {
     "pcme": {"uniformity_weight": 1.0},

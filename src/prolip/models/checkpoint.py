@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from open_clip.convert import convert_state_dict
+from open_clip.convert import convert_state_dict, load_big_vision_weights
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
@@ -103,10 +103,15 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
 
 
 # --- OpenCLIP's weights: its names are ours without `tower` -----------------------------------------------------------
+def openclip_view(model: Any) -> Any:
+    """A model in the form that OpenCLIP's functions take."""
+    towers = {"visual": model.visual.tower, "text": model.text.tower}
+    return SimpleNamespace(**towers, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
+
+
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
-    visual, text = model.visual.tower, model.text.tower  # a model in the form that OpenCLIP's functions take
-    view: Any = SimpleNamespace(visual=visual, text=text, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
+    view = openclip_view(model)
     found = convert_state_dict(view, dict(state))
     if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
         found = convert_to_custom_text_state_dict(found)
@@ -162,6 +167,8 @@ def load_checkpoint(
     `ProLIP.inherit`; whole new parts and YOUNGER tensors do so where the weights are older.
     """
     reads, path = is_reader(model.config), None if isinstance(source, Mapping) else Path(source)
+    if reads and path and path.suffix in (".npz", ".npy"):
+        return load_archive(model, path)
     place = path or "a state dict"
     given = read_state_dict(path, weights_only) if path else unwrap(source)
     own, kept = model.state_dict(), set[str]()
@@ -198,6 +205,19 @@ def load_checkpoint(
         *(", ".join(names) or "none" for names in (sorted(kept), resized, [x for x in given if x in ARCHIVE_EXTRAS])),
     )
     return LoadReport(tuple(sorted(kept)), tuple(resized))
+
+
+def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
+    """`load_checkpoint` of a big_vision archive, as SigLIP's weights are published."""
+    starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
+    try:
+        load_big_vision_weights(openclip_view(model), str(source))
+    except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
+        remedy = "give SigLIP's weights to the SigLIP model of their size"
+        raise CheckpointError(f"{source} is no big_vision archive of this model ({error}): {remedy}") from error
+    model.load_state_dict(starts, strict=False)
+    model.inherit()
+    return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
 
 
 def readers_beside(weights: Path) -> dict[str, Tensor]:

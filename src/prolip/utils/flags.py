@@ -120,6 +120,16 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
         raise FlagError(f"{flag_of(name)} {value}: give a {finite}number{' and'.join(ends)}{remedy}")
 
 
+def check_choices(config: Any) -> None:
+    """FlagError for a field of a Literal type, or with `choices`, that has another value."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        hint, value = hints[field.name], getattr(config, field.name)
+        known = field.metadata.get("choices") or (get_args(hint) if get_origin(hint) is Literal else [value])
+        if value not in known:
+            raise FlagError(f"{field.name}={value!r} is unknown: use one of {', '.join(known)}")
+
+
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
     """One argument group for a dataclass, one flag for each of its fields; flags not given leave no value."""
     # a dataclass without a docstring of its own gets its signature as one

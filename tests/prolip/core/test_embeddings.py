@@ -94,11 +94,6 @@ def test_what_is_no_pairs_says_what_to_give(changes, words):
         some(**changes)
 
 
-def test_what_is_no_tensor_is_named():
-    with pytest.raises(TypeError, match="text is .*list"):
-        some(text=[[1.0, 0, 0, 0]])
-
-
 @pytest.mark.parametrize("lost", [float("nan"), float("inf")])
 @pytest.mark.parametrize("part", ["image", "text", "image_hidden", "text_first"])
 def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part, lost):
@@ -117,22 +112,6 @@ def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part
         Pairs.in_rows(given.pop("image"), given.pop("text"), 10.0, **given, **keys)
 
 
-def test_rows_of_a_part_are_named_by_the_keys_of_what_they_are_of_and_without_keys_by_number():
-    first = torch.tensor([[1.0], [torch.nan]])
-    of = {"text_first": first, "text_first_of": torch.tensor([0, 2])}
-    with pytest.raises(ValueError, match=r"text_first .* 1 of 2 rows \('c'\)"):
-        some(**of, text_keys=["a", "b", "c"])
-    with pytest.raises(ValueError, match=r"text_first .* 1 of 2 rows \(row 1\)"):
-        some(**of)
-
-
-def test_means_of_another_length_are_refused_in_every_row():
-    image = points(BLOCK + 1)
-    image[-1] *= 2
-    with pytest.raises(ValueError, match="want unit means"):
-        Pairs.in_rows(image, points(BLOCK + 1), 10.0)
-
-
 def test_few_pairs_images_or_texts_call_for_caution():
     assert Pairs.in_rows(points(300), points(300), 10.0).caution == ""
     assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).caution
@@ -144,10 +123,3 @@ def test_few_pairs_images_or_texts_call_for_caution():
         text_of=torch.zeros(300, dtype=torch.int64),
     )
     assert "300 pairs of 300 images and 1 texts are few" in one.caution
-
-
-def test_pairs_that_a_model_does_not_find_call_for_caution():
-    image, text = points(400), points(400, seed=1)
-    caution = Pairs.in_rows(image, text, 10.0).caution
-    assert caution.startswith("the model finds its own caption first in") and "it does not know this data" in caution
-    assert Pairs.in_rows(image, image, 10.0).own_first == (256, 256, 256)

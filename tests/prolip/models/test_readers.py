@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import prolip
 from prolip.models import readers
-from prolip.models.checkpoint import save_pretrained
+from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.readers import Reader, openclip_model
 
 LABELS = 100
@@ -117,6 +118,57 @@ def test_a_saved_folder_opens_here_and_in_plain_openclip(folder, tmp_path):
         assert torch.equal(features(theirs.eval().visual(images)), want[0].mean)
 
 
+def big_vision(model) -> dict[str, np.ndarray]:
+    """The weights of a SigLIP of ours under the names and in the shapes of big_vision, whose kernels are (in, out)."""
+    trunk, text = model.visual.tower.trunk, model.text.tower
+    found = {"b": model.logit_bias.reshape(1), "t": model.logit_scale.reshape(1)}
+
+    def put(place: str, weight: Tensor, bias: Tensor, heads: int = 0) -> None:
+        kernel = weight.mT
+        if heads > 0:  # (in, heads, width of a head), and what joins heads
+            kernel, bias = kernel.unflatten(1, (heads, -1)), bias.view(heads, -1)
+        found[f"{place}/kernel"] = kernel.unflatten(0, (-heads, -1)) if heads < 0 else kernel
+        found[f"{place}/bias"] = bias
+
+    def norm(place: str, layer) -> None:
+        found[f"{place}/scale"], found[f"{place}/bias"] = layer.weight, layer.bias
+
+    def block(place: str, norms, qkv, out, mlp, heads: int) -> None:
+        for number, layer in enumerate(norms):
+            norm(f"{place}/LayerNorm_{number}", layer)
+        for name, (weight, bias) in qkv.items():
+            put(f"{place}/MultiHeadDotProductAttention_0/{name}", weight, bias, heads)
+        put(f"{place}/MultiHeadDotProductAttention_0/out", out.weight, out.bias, -heads)
+        for number, layer in enumerate(mlp):
+            put(f"{place}/MlpBlock_0/Dense_{number}", layer.weight, layer.bias)
+
+    def split(weight: Tensor, bias: Tensor, names: tuple[str, ...]) -> dict[str, tuple[Tensor, Tensor]]:
+        return dict(zip(names, zip(weight.chunk(len(names)), bias.chunk(len(names)))))
+
+    found["img/embedding/kernel"] = trunk.patch_embed.proj.weight.permute(2, 3, 1, 0)
+    found["img/embedding/bias"] = trunk.patch_embed.proj.bias
+    found["img/pos_embedding"] = trunk.pos_embed
+    three = ("query", "key", "value")
+    for i, one in enumerate(trunk.blocks):
+        qkv = split(one.attn.qkv.weight, one.attn.qkv.bias, three)
+        mlp, place = (one.mlp.fc1, one.mlp.fc2), f"img/Transformer/encoderblock_{i}"
+        block(place, (one.norm1, one.norm2), qkv, one.attn.proj, mlp, one.attn.num_heads)
+    norm("img/Transformer/encoder_norm", trunk.norm)
+    pool = trunk.attn_pool
+    found["img/MAPHead_0/probe"] = pool.latent
+    qkv = {"query": (pool.q.weight, pool.q.bias)} | split(pool.kv.weight, pool.kv.bias, three[1:])
+    block("img/MAPHead_0", (pool.norm,), qkv, pool.proj, (pool.mlp.fc1, pool.mlp.fc2), pool.num_heads)
+    found["txt/Embed_0/embedding"] = text.token_embedding.weight
+    found["txt/pos_embedding"] = text.positional_embedding[None]
+    for i, one in enumerate(text.transformer.resblocks):
+        qkv = split(one.attn.in_proj_weight, one.attn.in_proj_bias, three)
+        mlp, place = (one.mlp.c_fc, one.mlp.c_proj), f"txt/Encoder_0/encoderblock_{i}"
+        block(place, (one.ln_1, one.ln_2), qkv, one.attn.out_proj, mlp, one.attn.num_heads)
+    norm("txt/Encoder_0/encoder_norm", text.ln_final)
+    put("txt/head", text.text_projection.weight, text.text_projection.bias)
+    return {f"params/{name}": value.detach().numpy() for name, value in found.items()}
+
+
 @pytest.mark.parametrize("width", [48, 200])
 def test_a_reader_is_cross_attention_whose_query_is_unc(width):
     reader = Reader(width, 32, -10.0, 1.0)
@@ -137,3 +189,20 @@ def test_a_reader_is_cross_attention_whose_query_is_unc(width):
     for one, other in zip(*(torch.autograd.grad(found.square().sum(), asked) for found in (got, wanted))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reader(tokens[:1], mean[:1]), got[:1])  # all of its tokens count
+
+
+def test_siglips_published_archives_load(tmp_path):
+    with small_towers(tmp_path / "transformers"):
+        folder = small_folder("ViT-B-16-SigLIP", tmp_path / "siglip")
+        model = prolip.create_model(f"local-dir:{folder}").eval()
+        np.savez(tmp_path / "siglip.npz", **big_vision(model))
+        (folder / "open_clip_model.safetensors").unlink()
+        again = prolip.create_model(f"local-dir:{folder}", pretrained=str(tmp_path / "siglip.npz")).eval()
+        images, texts = inputs(model)
+        with torch.no_grad():
+            assert torch.equal(again.encode_image(images).mean, model.encode_image(images).mean)
+            assert torch.equal(again.encode_text(texts).mean, model.encode_text(texts).mean)
+        assert again.logit_bias.item() == model.logit_bias.item()
+        np.savez(tmp_path / "other.npz", weights=np.zeros(3))
+        with pytest.raises(CheckpointError, match="other.npz is no big_vision archive .*of their size"):
+            prolip.create_model(f"local-dir:{folder}", pretrained=str(tmp_path / "other.npz"))

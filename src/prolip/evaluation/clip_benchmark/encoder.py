@@ -40,7 +40,8 @@ class Packed(Tensor):
         """The scores of two sides, images first in the score whichever comes first here: (N, P), (M, P) -> (N, M)."""
         if left[0, -1] < 0:
             return cls.products(right, left).mT
-        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).chunk(2, dim=1)) for x in (left, right))
+        dtype = next((x.dtype for x in cls.score.parameters()), left.dtype)  # of a learned score
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).to(dtype).chunk(2, dim=1)) for x in (left, right))
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 

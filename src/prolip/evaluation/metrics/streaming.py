@@ -101,6 +101,7 @@ class PairScores:
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
         """The scores of image (N, D), text (M, D), csd by default; an asymmetric score takes images first, always."""
         score = CSDScore() if score is None else score
+        own: Any = score  # one with a shortlist has `coarse` and `paired`
         means, traces = [z.float().mean for z in (image, text)], (image.trace, text.trace)  # once, not by block
         if type(score) is MeanScore:
             means = [F.normalize(mean, dim=-1) for mean in means]
@@ -115,10 +116,10 @@ class PairScores:
             return products - 0.5 * (traces[0][rows].unsqueeze(1) + traces[1][columns])
 
         def coarse(rows: Index, columns: Index) -> Tensor:
-            return score.coarse(image.select(rows), text.select(columns))
+            return own.coarse(image.select(rows), text.select(columns))
 
         def paired(i: Tensor, j: Tensor) -> Tensor:
-            return score.paired(image.select(i), text.select(j))
+            return own.paired(image.select(i), text.select(j))
 
         return cls(len(image.mean), len(text.mean), block, score.shortlist, coarse, paired)
 
