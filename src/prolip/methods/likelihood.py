@@ -52,22 +52,10 @@ class LikelihoodConfig(FitOptions):
         check_range(self, "captions_per_image", least=1)
 
 
-class MatchWeights(nn.Module):
-    """A model's buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
-
-    values: Tensor
-    counts: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("values", torch.zeros(3))
-        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
-
-
 class LikelihoodHead(VarianceHead):
     """`VarianceHead`, which is inactive while the means are trained. side: which of `match.counts` bounds its nats."""
 
-    def __init__(self, parts: Parts, match: MatchWeights, side: int):
+    def __init__(self, parts: Parts, match: Any, side: int):
         super().__init__(parts)
         self.match, self.side = (match,), side  # in a tuple, as it is the model's part and not the head's
 
@@ -95,7 +83,9 @@ class LikelihoodScore(TrueMatchScore):
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
     """Add both heads, the score's buffers, and novelty to a fresh model."""
-    model.match, dim = MatchWeights(), model.embed_dim
+    model.match, dim = nn.Module(), model.embed_dim
+    model.match.register_buffer("values", torch.zeros(3))  # scale (0: not fitted), weight of the trace, bias
+    model.match.register_buffer("counts", torch.zeros(2, dtype=torch.int64))  # rows of images and texts
     model.visual.head = LikelihoodHead(Parts(dim=dim, bank=config.bank), model.match, 1)
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)
