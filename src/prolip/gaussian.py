@@ -108,10 +108,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32.
-
-    Compiled graphs keep the precision that the process has.
-    """
+    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32."""
     context: AbstractContextManager = nullcontext()
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has none
         context = torch.autocast(device.type, enabled=False)

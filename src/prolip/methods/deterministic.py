@@ -54,10 +54,7 @@ class VSEConfig(TripletConfig):
 
 
 class CLIPObjective(MeansObjective):
-    """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
-
-    Local rows against columns gathered with gradients, without which OpenCLIP's loss is wrong under DDP's mean.
-    """
+    """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation."""
 
     statistics: tuple[str, ...] = ("scale",)  # of the logit: the arguments of the loss
     frozen: tuple[str, ...] = ("logit_bias",)  # which cancels in the softmax

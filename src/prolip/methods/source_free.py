@@ -175,10 +175,7 @@ def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfi
 
 
 def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
-    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32.
-
-    The paper's lambda exp(-beta V) with beta and lambda in units that fit any model; all equal where u is.
-    """
+    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32."""
     u = uncertainty.double()
     spread = u.std(correction=0)
     u = (u - u.amin()) / spread if spread > 0 else torch.zeros_like(u)

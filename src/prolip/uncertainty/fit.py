@@ -88,10 +88,7 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
 
 
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
-    """The novelty of a side of pairs; images with the same most frequent text show the same.
-
-    None without token statistics, and for too few or too similar inputs.
-    """
+    """The novelty of a side of pairs; images with the same most frequent text show the same."""
     mean, first, rows = getattr(pairs, side), getattr(pairs, f"{side}_first"), getattr(pairs, f"{side}_first_of")
     if first is None or not centres or len(first) < FEWEST:
         return None
