@@ -278,7 +278,6 @@ def measure_score(name: str) -> type[MeasureScore]:
 
 
 globals().update((f"{name}_score", measure_score(name)) for name in MEASURES)  # where pickle looks for classes
-#: Scores by name; every other name of `measures.MEASURES` is a score, too.
 SCORES: dict[str, type[Score]] = {
     score.name: score for score in (CSDScore, MeanScore, WassersteinScore, MatchProbabilityScore)
 }

@@ -1,6 +1,4 @@
-"""Losses on the means alone, on the same towers, for comparison: SigLIP, CLIP, InfoNCE with known matches, and the
-triplet losses of VSE++ and VSE-infinity (hardest negatives) and of the sum over all negatives.
-"""
+"""Losses on the means alone, on the same towers: SigLIP, CLIP, InfoNCE with known matches, and triplet losses."""
 
 from __future__ import annotations
 

@@ -52,6 +52,15 @@ class LikelihoodConfig(FitOptions):
         check_range(self, "captions_per_image", least=1)
 
 
+class MatchWeights(nn.Module):
+    """Buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.zeros(3))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+
 class LikelihoodHead(VarianceHead):
     """`VarianceHead`, which is inactive while the means are trained. side: which of `match.counts` bounds its nats."""
 
@@ -83,9 +92,7 @@ class LikelihoodScore(TrueMatchScore):
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
     """Add both heads, the score's buffers, and novelty to a fresh model."""
-    model.match, dim = nn.Module(), model.embed_dim
-    model.match.register_buffer("values", torch.zeros(3))  # scale (0: not fitted), weight of the trace, bias
-    model.match.register_buffer("counts", torch.zeros(2, dtype=torch.int64))  # rows of images and texts
+    model.match, dim = MatchWeights(), model.embed_dim
     model.visual.head = LikelihoodHead(Parts(dim=dim, bank=config.bank), model.match, 1)
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)

@@ -210,7 +210,6 @@ def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceF
     return Neighbours(best, found)
 
 
-# --- uncertainty of a query ------------------------------------------------------------------------------------------
 def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
     """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
 
