@@ -147,7 +147,9 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
             metrics |= benchmark_metrics(data, image, text, empty, steps) if root == "empty" else {}
             named.append((f"{short(embedder.name)[-16:]} {root}", metrics))
     keep(args.output, dict(named))
-    print(f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {data.levels} levels")
+    print(
+        f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {len(data.chains[0])} levels"
+    )
     keys = dict.fromkeys(key for _, metrics in named for key in metrics)
     cells = [(key, [f"{metrics[key]:.4f}" if key in metrics else "-" for _, metrics in named]) for key in keys]
     print("\n".join(aligned([name for name, _ in named], cells, 24)))
