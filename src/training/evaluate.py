@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from prolip.corpora.emoji.report.examples import show_features
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.noisy_captions import Noise
 from prolip.data.order import Source
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import TESTED, parse_source
@@ -40,16 +39,18 @@ from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
 from prolip.models.checkpoint import save_pretrained
+from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_dir import write_json
-from training.config import Config
+from training.config import Config, ValidationConfig
 from training.parallel.distributed import World, from_first
 from training.state import AVERAGES, Evaluated
 
+Rows = Callable[[], Sequence[Captioned]]
 #: Name of the part of the training data that --split holds out.
 HELD_OUT = "held-out"
 #: Test sets with examples.
@@ -61,20 +62,16 @@ REFUSALS = ("refusal/", "prompts/")
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The test sets of a run, and what a model needs to be evaluated on them.
-
-    corpus: emoji: of --val-data, on the first rank; emoji: whether there is one; batch_size: images of a rank at a
-    time; rows: returns training pairs, which are ranked beside as many of each test set.
-    """
+    """The test sets of a run, and what a model needs to be evaluated on them."""
 
     tasks: tuple[Dataset, ...]
-    corpus: Corpus | None
+    corpus: Corpus | None  # emoji: of --val-data, on the first rank
     emoji: bool
     tokenizer: Any
     preprocess: Any
     precision: str
-    batch_size: int
-    rows: Callable[[], Sequence[Captioned]] = tuple
+    batch_size: int  # images of a rank at a time
+    rows: Rows = tuple  # training pairs, which are ranked beside as many of each test set
 
     def measure(
         self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
@@ -105,7 +102,11 @@ class Validation:
             without = f" (without {', '.join(damaged)})" if damaged else ""
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
             if trained and (pairs := pairs_of(scored[0])):
-                compare_pairs(found, task.name, embedder, pairs, trained)
+                count = min(len(trained.ids), len(pairs.ids))
+                own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
+                values = {"pairs": float(count), "pairs_R@1": own, "train_pairs_R@1": other}
+                found.metrics |= {f"{task.name}/{name}": value for name, value in values.items()}
+                found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])
@@ -129,17 +130,7 @@ class Validation:
             return None
 
 
-def compare_pairs(found: Evaluated, task: str, embedder: Embedder, pairs: RankedPairs, trained: RankedPairs) -> None:
-    """Add R@1 among as many pairs of a test set and of the training rows."""
-    count = min(len(trained.ids), len(pairs.ids))
-    own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
-    found.metrics |= {f"{task}/pairs": float(count), f"{task}/pairs_R@1": own, f"{task}/train_pairs_R@1": other}
-    found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
-
-
-def training_rows(
-    config: DataConfig, preprocess: Any, noise: Noise | None, source: Source | None = None
-) -> list[Captioned]:
+def training_rows(config: DataConfig, preprocess: Any, noise: Any, source: Source | None = None) -> list[Captioned]:
     """At most PAIRS training pairs without augmentation, always the same; none of data without captions."""
     if source_of(config).kind == "synthetic" or not config.captions:
         return []
@@ -151,7 +142,7 @@ def open_validation(
     tokenizer: Any,
     preprocess: Any,
     world: World,
-    rows: Callable[[], Sequence[Captioned]] = tuple,
+    rows: Rows = tuple,
     held_out: ImageRows | None = None,
 ) -> Validation:
     """All test sets, or what --split holds out, opened by the first rank and pickled for the others.
@@ -168,20 +159,19 @@ def open_validation(
             flags = ("--val-data", "--val-names", "--val-select")
             corpora.append(gallery(config.emoji, config.val_select, names, flags=flags))
         tasks = []
-        for spec, name in config.specs.items():
-            with naming(config.flag_of(spec)):
+        for spec, (name, flag) in config.specs.items():
+            with naming(flag):
                 source = str(parse_source(spec, "--val-data", TESTED))
                 splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
                 split = config.val_split if spec in config.val_data and splits else None
                 dataset = open_dataset(source, split, FaultCounter())
                 tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
-        return tasks if config.asked_for else [*tasks, open_held_out(whole.data, held_out)]
+        return tasks if config.emoji or tasks else [*tasks, open_held_out(whole.data, held_out)]
 
     tasks = from_first(open_sets, world)
-    names_of_tasks = [task.name for task in tasks]
-    for name in names_of_tasks:
-        if names_of_tasks.count(name) > 1:
-            raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
+    name, count = Counter(task.name for task in tasks).most_common(1)[0] if tasks else ("", 0)
+    if count > 1:
+        raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
     return Validation(
         tasks=tuple(tasks),
         corpus=next(iter(corpora), None),
@@ -209,8 +199,8 @@ def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
     place, size = redacted(str(source)), None if rows is None else len(rows)
     mark = fingerprint(HELD_OUT, place, data.split, data.select, data.caption_sampling)
     samples = partial(held_out_samples, data, rows, urls, damage)
-    facts: dict[str, Any] = {"size": size, "info": {"split": data.split}, "damage": damage}
-    return Dataset(name=HELD_OUT, kind="retrieval", samples=samples, fingerprint=mark, source=place, **facts)
+    facts: dict[str, Any] = {"name": HELD_OUT, "kind": "retrieval", "source": place, "info": {"split": data.split}}
+    return Dataset(**facts, samples=samples, fingerprint=mark, size=size, damage=damage)
 
 
 def held_out_samples(
@@ -243,54 +233,35 @@ def held_out_samples(
             damage.add(fault, key, url)
 
 
-class Best:
-    """Keeps the model with the best value of a metric in `folder`: model.safetensors, config.json and best.json.
-
-    A resumed run starts with best.json. lowest: lower is better. prefix: of the chosen model's metrics, "", "ema/" or
-    "swa/".
+def keep_best(folder: Path, wanted: ValidationConfig, step: int, metrics: Any, model: Any, tokenizer: Any) -> str:
+    """Keep the model of `metrics` in `folder`, with best.json, if --best-metric is better than there; returns a remark,
+    or an empty string.
     """
-
-    def __init__(self, folder: Path, metric: str, lowest: bool = False):
-        self.folder, self.metric, self.lowest = folder, metric, lowest
-        name = averaged_name(metric)
-        self.prefix = f"{name}/" if name else ""
-        self.value: float | None = None
-        if (folder / "best.json").exists():
-            kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
-            same = kept["metric"] == metric and kept.get("lowest", lowest) == lowest
-            self.value = kept["value"] if same else None
-
-    def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
-        """Keep the model of `metrics` if it is better than all before; returns a remark, or an empty string."""
-        value = metrics.get(self.metric)
-        if value is None:
-            near = ", ".join(nearest(self.metric, metrics))
-            hint = f"; near it: {near}" if near else ""
-            return f"best: this evaluation has no metric {self.metric!r} to choose by{hint}"
-        before, sign = self.value, -1 if self.lowest else 1
-        if not (value == value and (before is None or sign * value > sign * before)):
-            return ""
-        found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
-        with replacing_folder(self.folder) as place:
-            save_pretrained(model, place, tokenizer=tokenizer)
-            write_json(place / "best.json", found)
-        self.value = value
-        was = "" if before is None else f", before {before:.4g}"
-        return f"best {self.metric} so far, {value:.4g}{was}: kept in {self.folder}"
-
-
-def averaged_name(metric: str) -> str:
-    """The averaged twin of a metric; empty for the model itself."""
-    first = metric.partition("/")[0]
-    return first if first in AVERAGES else ""
+    metric, value, file = wanted.best_metric, metrics.get(wanted.best_metric), folder / "best.json"
+    if value is None:
+        near = ", ".join(nearest(str(metric), metrics))
+        hint = f"; near it: {near}" if near else ""
+        return f"best: this evaluation has no metric {metric!r} to choose by{hint}"
+    kept = read_json(file) if file.exists() else {"metric": ""}
+    same = kept["metric"] == metric and kept.get("lowest", wanted.best_lowest) == wanted.best_lowest
+    before, sign = kept["value"] if same else None, -1 if wanted.best_lowest else 1
+    if not (value == value and (before is None or sign * value > sign * before)):
+        return ""
+    with replacing_folder(folder) as place:
+        save_pretrained(model, place, tokenizer=tokenizer)
+        found = {"step": step, "metric": metric, "lowest": wanted.best_lowest, "value": value}
+        write_json(place / "best.json", found)
+    was = "" if before is None else f", before {before:.4g}"
+    return f"best {metric} so far, {value:.4g}{was}: kept in {folder}"
 
 
 def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
     """FlagError for a metric that no evaluation of this run has. averaged: names of the averaged twins."""
-    twin = averaged_name(metric)
-    if twin and twin not in averaged:
+    twin, _, name = metric.partition("/")
+    if twin not in AVERAGES:
+        name = metric
+    elif twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
-    name = metric.removeprefix(f"{twin}/")
     known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
     if validation.emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +25,19 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
     groups = parameter_groups(objective, config)
     if not groups:
         raise ValueError("every parameter is frozen: leave one tower unlocked")
-    check_backbones(groups, config)
+    trained = {group["backbone"] for group in groups}
+    for tower, names in backbone_flags(config).items():
+        if tower not in trained:
+            what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
+            raise FlagError(f"{what}: leave it out, or --lock-{tower}")
+    if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
+        towers = " and ".join(sorted(map(str, trained)))
+        remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
+        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
     accepted = inspect.signature(get_optimizer_class(config.opt, bind_defaults=False)).parameters
-    settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps}
-    if config.momentum is not None:
-        settings["momentum"] = config.momentum
-    settings = {name: value for name, value in settings.items() if name in accepted}
-    if "fused" in accepted:
-        settings["fused"] = True
+    settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+    settings["momentum"] = config.momentum
+    settings = {name: value for name, value in settings.items() if name in accepted and value is not None}
     if get_optimizer_info(config.opt.lower()).second_order:
         raise FlagError(f"--opt {config.opt} wants second derivatives, which the loss does not offer: use adamw")
     try:
@@ -60,8 +65,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         name = full_name.removeprefix("model.")
         decays = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
         scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
-        tower = backbone.get(name)
-        if tower is not None:
+        if (tower := backbone.get(name)) is not None:
             scale *= getattr(config, f"{tower}_lr_mult")
         if name in logit:
             scale = config.logit_lr_mult
@@ -79,24 +83,9 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
 def backbone_flags(config: OptimConfig) -> dict[str, list[str]]:
     """Tower -> settings of its backbone that are not the defaults; only towers with some."""
     plain = OptimConfig()
-    found = {}
-    for tower in ("image", "text"):
-        names = (f"{tower}_lr_mult", f"{tower}_freeze_epochs")
-        found[tower] = [name for name in names if getattr(config, name) != getattr(plain, name)]
+    names = {tower: (f"{tower}_lr_mult", f"{tower}_freeze_epochs") for tower in ("image", "text")}
+    found = {tower: [x for x in of if getattr(config, x) != getattr(plain, x)] for tower, of in names.items()}
     return {tower: own for tower, own in found.items() if own}
-
-
-def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) -> None:
-    """FlagError where a backbone with settings is not trained, or where everything trained is frozen at first."""
-    trained = {group["backbone"] for group in groups}
-    for tower, names in backbone_flags(config).items():
-        if tower not in trained:
-            what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
-            raise FlagError(f"{what}: leave it out, or --lock-{tower}")
-    if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
-        towers = " and ".join(sorted(map(str, trained)))
-        remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
-        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
 
 
 class Stage(NamedTuple):
@@ -129,14 +118,6 @@ def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str
     return found
 
 
-def release_gradients(optimizer: torch.optim.Optimizer, towers: Collection[str]) -> None:
-    """Drop the gradients of these backbones, so that neither clipping, nor decay, nor moments see them."""
-    for group in optimizer.param_groups:
-        if group["backbone"] in towers:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     """Factor on the learning rate of 0-based step `step` of `total`.
 
@@ -160,13 +141,10 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float, backbones: Mapping[str, float] | None = None
-) -> float:
-    """Write lr * factor * the group's own multiplier * that of its backbone into every group; returns lr * factor."""
+def set_learning_rate(optimizer: Any, config: OptimConfig, factor: float, backbones: Mapping[str, float]) -> None:
+    """Write lr * factor * the group's own multiplier * that of its backbone into every group."""
     for group in optimizer.param_groups:
-        group["lr"] = config.lr * factor * group["lr_scale"] * (backbones or {}).get(group["backbone"], 1.0)
-    return config.lr * factor
+        group["lr"] = config.lr * factor * group["lr_scale"] * backbones.get(group["backbone"], 1.0)
 
 
 class EpochAverage(ModelEmaV3):

@@ -182,7 +182,7 @@ def fsdp(kit: Kit) -> None:
     """Steps of a run in shards over one rank against the same run without, and its checkpoint read without."""
     from torch.distributed.tensor import DTensor
 
-    from training.checkpoint.state_dict import save
+    from training.checkpoint.resume import save
     from training.parallel.sharding import whole_model
     from training.run import close
 

@@ -54,21 +54,18 @@ class Storage:
 
     @contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
-        """A local path of the file while the context lasts."""
+        """A local path of the file while the context lasts; FlagError where there is no disk for a download."""
         if self.local is not None:
             yield self.local / name
             return
-        with self.scratch() as folder:
+        places = [tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR") or "", str(self.beside.resolve())]
+        disk = next((place for place in places if os.path.isdir(place) and not in_memory(place)), None)
+        if disk is None:
+            what = f"downloading a checkpoint from {self.url} takes a folder on a disk"
+            raise FlagError(f"{what}, and {', '.join(filter(None, places))} is memory: set TMPDIR to one")
+        with tempfile.TemporaryDirectory(prefix=".checkpoint-", suffix=".tmp", dir=disk) as folder:
             self.filesystem.get_file(f"{self.root}/{name}", str(Path(folder) / name))
             yield Path(folder) / name
-
-    def scratch(self) -> tempfile.TemporaryDirectory:
-        """A temporary folder on a disk: in TMPDIR, SLURM_TMPDIR or `beside`; FlagError where all of them are memory."""
-        places = [tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR") or "", str(self.beside.resolve())]
-        for place in (place for place in places if os.path.isdir(place) and not in_memory(place)):
-            return tempfile.TemporaryDirectory(prefix=".checkpoint-", suffix=".tmp", dir=place)
-        what = f"downloading a checkpoint from {self.url} takes a folder on a disk"
-        raise FlagError(f"{what}, and {', '.join(filter(None, places))} is memory: set TMPDIR to one")
 
     def holds(self, address: str) -> bool:
         """Whether an address is of a file in this folder."""
@@ -106,10 +103,8 @@ class Storage:
 
 def in_memory(folder: str) -> bool:
     """Whether a folder is on tmpfs or ramfs; False where the system does not tell."""
-    try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
-    except OSError:  # another system than Linux
-        return False
-    kinds, place = {mount[1]: mount[2] for mount in mounts}, Path(folder).resolve()
+    mounts = Path("/proc/self/mounts")
+    lines = mounts.read_text("utf-8").splitlines() if mounts.exists() else []  # none on another system than Linux
+    kinds, place = {line.split()[1]: line.split()[2] for line in lines}, Path(folder).resolve()
     kind = next((kinds[str(above)] for above in (place, *place.parents) if str(above) in kinds), "")
     return kind in ("tmpfs", "ramfs")

@@ -38,8 +38,15 @@ OTHER_END = "--workers 0 shows where, in a run of its own"
 def explain(error: BaseException) -> str | None:
     """An expected error in a line for the person, or None for a bug."""
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, RuntimeError) and WORKER_ENDED.search(text):
-        return explain_worker(error)
+    if isinstance(error, RuntimeError) and (ended := WORKER_ENDED.search(text)):
+        met: BaseException | None = error
+        signal = ""
+        while met is not None and not signal:
+            signal = (found[2] or "").strip() if (found := WORKER_ENDED.search(str(met))) else ""
+            met = met.__cause__ or met.__context__
+        cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
+        how = f"was killed by signal: {signal}" if signal else "ended without a word"
+        return f"a worker of the data loader (process {ended[1]}) {how}, {cause}"
     if (isinstance(error, RuntimeError) or ORIGINAL in text) and (remedy := remedy_of_exhaustion(text)):
         line = next(line for line in reversed(text.splitlines()) if remedy_of_exhaustion(line))
         return f"a worker of the loader could not hand on its batch ({line.strip()[:200]}): {remedy}"
@@ -52,19 +59,6 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and PEER_GONE.search(text):
         return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
     return one_line(error).strip() or text if isinstance(error, EXPECTED) else None
-
-
-def explain_worker(error: BaseException) -> str:
-    """Which worker of the loader ended, by which signal, the likely cause, and the remedy."""
-    met: BaseException | None = error
-    ends: list[re.Match[str]] = []
-    while met is not None:
-        ends += [found] if (found := WORKER_ENDED.search(str(met))) else []
-        met = met.__cause__ or met.__context__
-    signal = next((found[2].strip() for found in ends if found[2]), "")
-    cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
-    how = f"was killed by signal: {signal}" if signal else "ended without a word"
-    return f"a worker of the data loader (process {ends[0][1]}) {how}, {cause}"
 
 
 def remedy_of_exhaustion(text: str) -> str | None:

@@ -45,14 +45,11 @@ class LossMeter:
     def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
         self.ignored, self.allowed = ignored, allowed
         self.bad_steps = 0
-        self.clear()
+        self.sums: Tensor | float = 0.0
+        self.counts: Tensor | float = 0.0
         self.finite: list[Tensor] = []
         self.steps: list[tuple[int, Sequence[str]]] = []
         self.names: list[str] = []
-
-    def clear(self) -> None:
-        self.sums: Tensor | float = 0.0
-        self.counts: Tensor | float = 0.0
         self.all_names: list[str] = []
 
     def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
@@ -103,7 +100,7 @@ class LossMeter:
         if world.world_size > 1:
             dist.all_reduce(means)
             means /= world.world_size
-        self.clear()
+        self.sums = self.counts = 0.0
         return dict(zip(names, means.tolist()))
 
 

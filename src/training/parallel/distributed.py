@@ -92,9 +92,8 @@ def process_group(device_name: str) -> Iterator[World]:
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
         size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        yield World(
-            rank=rank, world_size=world_size, device=device, waiting=waiting, local_rank=local_rank, local_size=size
-        )
+        place = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_size": size}
+        yield World(**place, device=device, waiting=waiting)
     finally:
         dist.destroy_process_group()
 
@@ -105,8 +104,7 @@ def node_of(world: World) -> Iterator[World]:
     if world.local_size == 1:
         yield World(device=world.device)
         return
-    first = world.rank - world.local_rank
-    ranks = [*range(first, first + world.local_size)]
+    ranks = [world.rank - world.local_rank + number for number in range(world.local_size)]
     group = dist.new_group(ranks, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)
     try:
         yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
@@ -125,17 +123,15 @@ def check_equal_batches(rows: Any, world: World) -> None:
     count = rows if isinstance(rows, int) else 0  # auto is the same on all ranks
     most, least = largest(world, count, -count)
     if most != -least:
-        raise ValueError(
-            f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones: "
-            f"use {-least} on every rank"
-        )
+        what = f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones"
+        raise ValueError(f"{what}: use {-least} on every rank")
 
 
 class StopConsensus:
     """Asynchronous maximum over ranks of stop and save requests, known to all ranks at the same step.
 
-    One all-reduce every few steps, about SECONDS of the slowest rank, queued after the steps before it and read when
-    the next one is due: the host waits only for a device that lags by more steps than these.
+    One all-reduce every few steps, about SECONDS of the slowest rank, read when the next one is due: the host waits
+    only for a device that lags by more steps than these.
     """
 
     SECONDS, MOST = 0.25, 100
@@ -213,22 +209,20 @@ def from_first(work: Callable[[], T], world: World) -> T:
             found = work()
             sent = pickle.dumps((found, None))
         except Exception as raised:
-            error, sent = raised, pickle.dumps((None, portable(raised)))
+            error = raised
+            try:
+                sent = pickle.dumps((None, raised))
+                portable = str(pickle.loads(sent)[1]) == str(raised)
+            except Exception:  # pickling may raise anything
+                portable = False
+            if not portable:  # the nearest built-in class, with its message
+                kinds = (OSError, ValueError, ImportError)
+                kind = next((kind for kind in kinds if isinstance(raised, kind)), RuntimeError)
+                sent = pickle.dumps((None, kind(str(raised))))
     received, told = pickle.loads(share_object(sent, world))
     if told is not None:
         raise error or told
     return cast(T, found) if world.is_first else received
-
-
-def portable(error: Exception) -> Exception:
-    """An error that survives pickling: itself, or the nearest built-in class with its message."""
-    try:
-        if str(pickle.loads(pickle.dumps(error))) == str(error):
-            return error
-    except Exception:  # pickling may raise anything
-        pass
-    kinds = (OSError, ValueError, ImportError)
-    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
 def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:

@@ -1,6 +1,6 @@
 """FSDP2: parameters, gradients and optimiser state sharded over the ranks.
 
-A run may stop with FSDP2 and resume with DDP, and the other way round (training.checkpoint.writer).
+A run may stop with FSDP2 and resume with DDP, and the other way round (training.checkpoint).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_map
 
 from prolip.utils.flags import FlagError
 from training.parallel.distributed import World
@@ -33,28 +32,16 @@ def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> N
         for block in tower.blocks:
             fully_shard(block, mesh=mesh, mp_policy=low)
         fully_shard(tower, mesh=mesh)
+
+    def average_gradient(parameter: Tensor) -> None:
+        """Average over ranks; micro-batches may accumulate, as averaging twice changes nothing."""
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor) and parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(average_gradient)
-
-
-def average_gradient(parameter: Tensor) -> None:
-    """Average the gradient over ranks; micro-batches may accumulate, as averaging twice changes nothing."""
-    assert parameter.grad is not None
-    dist.all_reduce(parameter.grad)
-    parameter.grad /= dist.get_world_size()
-
-
-def whole(value: Any, keep: bool = True) -> Any:
-    """Gather the tensors of a state from all ranks, which all must call this. keep: on this rank, on the CPU."""
-
-    def gather(part: Any) -> Any:
-        if not isinstance(part, DTensor):
-            return part
-        full = part.full_tensor()
-        return full.cpu() if keep else None
-
-    return tree_map(gather, value)
 
 
 def like(value: Tensor, pattern: Tensor) -> Tensor:
@@ -92,8 +79,11 @@ def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
     """The model itself, or a whole copy of a sharded one on rank 0, or `everywhere`, else None; all ranks must call."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
-    keep = world.is_first or everywhere
-    state = whole(model.state_dict(), keep)
+    keep, state = world.is_first or everywhere, {}
+    for name, part in model.state_dict().items():
+        full = part.full_tensor() if isinstance(part, DTensor) else part
+        if keep:
+            state[name] = full.cpu()
     if not keep:
         return None
     with torch.random.fork_rng(devices=[]):  # the drawn weights are overwritten

@@ -14,7 +14,7 @@ import torch
 
 import training.loop
 from drawings import SHARDS
-from training.checkpoint.reader import list_steps, load_checkpoint
+from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
 from training.health.signals import STOP

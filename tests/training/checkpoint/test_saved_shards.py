@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.reader import (
+from training.checkpoint.files import (
     by_path,
     check_checkpoint,
     find_checkpoint,
@@ -30,7 +30,7 @@ from training.checkpoint.reader import (
     shards_of,
 )
 from training.checkpoint.storage import Storage
-from training.checkpoint.writer import CheckpointWriter, only_shards
+from training.checkpoint.files import CheckpointWriter, only_shards
 from training.parallel.distributed import World
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}

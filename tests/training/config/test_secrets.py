@@ -25,7 +25,7 @@ from drawings import FOLDER
 from prolip.cli.main import main as command_line
 from prolip.data.reading.shard_index import read_index
 from prolip.data.reading.shards import expand_shards
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.main import main
 
 SECRET = "hUsh4711"

@@ -20,7 +20,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.hooks import balanced_bias, root
 from training.main import main
 from training.parallel.distributed import World

@@ -23,7 +23,7 @@ from training_runs import (
 )
 
 import prolip
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 

@@ -22,7 +22,7 @@ from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.corpora.emoji import corpus as emoji
 from prolip.embedder import Embedder
 from prolip.fitting.collect import embed_images, embed_texts
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main
 

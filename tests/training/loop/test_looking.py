@@ -16,7 +16,7 @@ from training_runs import start as begin
 from training_runs import stop_after
 
 from drawings import UNSEEN
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.main import main
 
 PLAIN = shlex.split(

@@ -26,7 +26,7 @@ from prolip.methods import find_method
 from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
 from prolip.methods.base import Context, Objective
 from prolip.utils.flags import FlagError
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from training_runs import words
 
-from training.checkpoint.reader import list_steps
+from training.checkpoint.files import list_steps
 from training.checkpoint.run_dir import write_status
 from training.checkpoint.storage import Storage
 from training.health.errors import explain

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from drawings import SHARDS
 from forked import until
-from training.checkpoint.reader import check_checkpoint, list_steps
+from training.checkpoint.files import check_checkpoint, list_steps
 from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.storage import Storage
 

@@ -16,7 +16,7 @@ import training.loop
 import training.run
 from drawings import VALIDATION
 from prolip.models.checkpoint import save_pretrained
-from training.checkpoint.reader import list_steps, load_checkpoint
+from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
 from training.health.signals import EXIT_STOPPED

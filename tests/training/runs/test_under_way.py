@@ -16,7 +16,7 @@ from training_runs import ROOT, metrics, stop_after, words
 import training.evaluate
 from drawings import VALIDATION
 from training.checkpoint.run_dir import evaluated_at, truncate_log
-from training.checkpoint.writer import CheckpointWriter
+from training.checkpoint.files import CheckpointWriter
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 
