@@ -16,7 +16,7 @@ from prolip.utils.flags import FlagError
 from prolip.utils.threads import cores
 from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.model_options import BASE, SMALL
-from training.parallel.distributed import World, from_first, largest
+from training.parallel import World, from_first, largest
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,10 +47,9 @@ from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_dir import write_json
 from training.config import Config, ValidationConfig
-from training.parallel.distributed import World, from_first
+from training.parallel import World, from_first
 from training.state import AVERAGES, Evaluated
 
-Rows = Callable[[], Sequence[Captioned]]
 #: Name of the part of the training data that --split holds out.
 HELD_OUT = "held-out"
 #: Test sets with examples.
@@ -60,18 +59,16 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 REFUSALS = ("refusal/", "prompts/")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them."""
 
     tasks: tuple[Dataset, ...]
     corpus: Corpus | None  # emoji: of --val-data, on the first rank
-    emoji: bool
+    wanted: ValidationConfig
     tokenizer: Any
     preprocess: Any
-    precision: str
-    batch_size: int  # images of a rank at a time
-    rows: Rows = tuple  # training pairs, which are ranked beside as many of each test set
+    rows: Callable[[], Sequence[Captioned]] = tuple  # training pairs, which are ranked beside as many of each test set
 
     def measure(
         self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
@@ -81,12 +78,12 @@ class Validation:
         between: called by all ranks before each test set; it may raise. last: with examples for the report.
         """
         found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
-        embedder = Embedder("the model in training", *parts, world.device, self.precision)
+        embedder = Embedder("the model in training", *parts, world.device, self.wanted.val_precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
-        sizes = self.batch_size, default_workers()
+        sizes = self.wanted.val_batch_size, default_workers()
         for task in self.tasks:
             between()
             scored: list[Features] = []
@@ -121,7 +118,7 @@ class Validation:
             if not rows:
                 return None
             texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
-            size = self.batch_size
+            size = self.wanted.val_batch_size
             pixels = (torch.stack([row.pixels for row in rows[i : i + size]]) for i in range(0, len(rows), size))
             images = concatenate([embedder.encode_image(batch) for batch in pixels])
             return RankedPairs(images, embedder.embed_texts(texts), numbered(texts))
@@ -138,20 +135,12 @@ def training_rows(config: DataConfig, preprocess: Any, noise: Any, source: Sourc
 
 
 def open_validation(
-    whole: Config,
-    tokenizer: Any,
-    preprocess: Any,
-    world: World,
-    rows: Rows = tuple,
-    held_out: ImageRows | None = None,
+    whole: Config, tokenizer: Any, preprocess: Any, world: World, loader: Any = None, averages: Collection[str] = ()
 ) -> Validation:
-    """All test sets, or what --split holds out, opened by the first rank and pickled for the others.
-
-    held_out: the rows that are held out, where the data is no shards. Damaged samples are counted and left out.
-    FlagError, FileNotFoundError and ValueError name what cannot be used.
+    """All test sets, or what --split holds out of the loader's data, opened by the first rank and pickled for the
+    others. FlagError, FileNotFoundError and ValueError name what cannot be used.
     """
-    config = whole.val
-    corpora: list[Corpus] = []
+    config, corpora = whole.val, list[Corpus]()
 
     def open_sets() -> list[Dataset]:
         if config.emoji:
@@ -166,22 +155,19 @@ def open_validation(
                 split = config.val_split if spec in config.val_data and splits else None
                 dataset = open_dataset(source, split, FaultCounter())
                 tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
-        return tasks if config.emoji or tasks else [*tasks, open_held_out(whole.data, held_out)]
+        return tasks if config.emoji or tasks else [open_held_out(whole.data, getattr(loader, "held_out", None))]
 
     tasks = from_first(open_sets, world)
     name, count = Counter(task.name for task in tasks).most_common(1)[0] if tasks else ("", 0)
     if count > 1:
         raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
-    return Validation(
-        tasks=tuple(tasks),
-        corpus=next(iter(corpora), None),
-        emoji=bool(config.emoji),
-        tokenizer=tokenizer,
-        preprocess=preprocess,
-        precision=config.val_precision,
-        batch_size=config.val_batch_size,
-        rows=functools.cache(rows),
-    )
+    if config.best_metric:
+        check_metric(config.best_metric, tasks, bool(config.emoji), averages)
+    validation = Validation(tuple(tasks), next(iter(corpora), None), config, tokenizer, preprocess)
+    if loader is not None:
+        pairs = partial(training_rows, whole.data, preprocess, loader.noise, loader.source)
+        validation.rows = functools.cache(pairs)
+    return validation
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
@@ -211,15 +197,13 @@ def held_out_samples(
     reader = ShardReader(data.read_policy, split=Split(data.split or 0))
 
     def read() -> Iterator[tuple[Callable[[], Raw], str, str]]:
-        for number, row in enumerate(rows.rows if rows is not None else ()):
-            yield partial(cast(ImageRows, rows), number), row.key, ""
+        if rows is not None:
+            yield from ((partial(rows, number), row.key, "") for number, row in enumerate(rows.rows))
         for url in urls:
             try:
-                yield from (
-                    (partial(dict, raw), raw["__key__"], url)
-                    for raw in reader(url, lambda fault: None)
-                    if is_selected(raw, selector)
-                )
+                for raw in reader(url, lambda fault: None):
+                    if is_selected(raw, selector):
+                        yield partial(dict, raw), raw["__key__"], url
             except SampleFault as fault:
                 damage.add(fault, url=url)
 
@@ -255,17 +239,17 @@ def keep_best(folder: Path, wanted: ValidationConfig, step: int, metrics: Any, m
     return f"best {metric} so far, {value:.4g}{was}: kept in {folder}"
 
 
-def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
+def check_metric(metric: str, tasks: Sequence[Dataset], emoji: bool, averaged: Collection[str]) -> None:
     """FlagError for a metric that no evaluation of this run has. averaged: names of the averaged twins."""
     twin, _, name = metric.partition("/")
     if twin not in AVERAGES:
         name = metric
     elif twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
-    if validation.emoji:
+    known = [f"{task.name}/{figure}" for task in tasks for figure in TASKS[task.kind].names(task)]
+    if emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
-    if name in known or (validation.emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
+    if name in known or (emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
         return
     offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
     raise FlagError(f"--best-metric {metric} is a metric of none of the test sets: {offer}")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.data.sources import Captioned, captioned_samples
-from prolip.embeddings import LEAST, check_enough
+from prolip.embeddings import check_enough
 from prolip.fitting import collect
 from prolip.fitting.collect import Least, Part, embed_images, embed_texts, hidden_encoder
 from prolip.methods import find_method, score_of
@@ -23,13 +23,12 @@ from prolip.methods.base import Batch
 from prolip.scores import Side
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
+from training import parallel as ranks
 from training.checkpoint.run_dir import write_json
 from training.config import changed
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel import distributed as ranks
-from training.parallel.distributed import World, from_first, gathered
-from training.parallel.sharding import whole_model
+from training.parallel import World, from_first, gathered, whole_model
 from training.state import Run
 
 T = TypeVar("T")
@@ -38,10 +37,7 @@ LARGEST_BIAS, ACCURACY = 1e4, 1e-4
 
 
 def together(work: Callable[[], T], world: World) -> T:
-    """The result of `work`, once all ranks have done it; FlagError on all where it failed on any.
-
-    Work with collectives of its own must fail on all ranks, or the others wait until a time-out.
-    """
+    """The result of `work`, once all ranks have done it; FlagError on all where it failed on any."""
     found, problem = None, ""
     try:
         found = work()
@@ -92,19 +88,9 @@ def samples_to_fit(run: Run) -> int:
     return 0 if run.config.data.synthetic else objective.needs(objective.config).closing_samples
 
 
-def warn_of_few_samples(run: Run) -> None:
-    """Warn before the first step of too few pairs for the fit at the end."""
-    wanted, held = samples_to_fit(run), run.data.loader.dataset_samples
-    if wanted and min(wanted, held) < LEAST:
-        few = f"{min(wanted, held)} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
-        run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
-
-
 def fit_at_end(run: Run) -> int:
-    """Let the method fit to the trained model and its averaged twins; all ranks together.
-
-    Failures are logged; the model stays as it was trained. Returns the number of the signal that asked to stop before
-    it was done, on all ranks; 0: it is done.
+    """Let the method fit to the trained model and its averaged twins; failures are logged. Returns the number of the
+    signal that asked to stop before it was done, on all ranks; 0: it is done.
     """
     trained, wanted = run.trained, samples_to_fit(run)
     if not wanted:
@@ -128,8 +114,7 @@ def fit_at_end(run: Run) -> int:
 
 
 def fit_model(run: Run, model: Any, wanted: int) -> int:
-    """Fit to one model; returns the number of pairs. Ranks share the images, the first one fits, and all take the
-    buffers that it has changed. Errors are raised on all ranks, InterruptedError once one was asked to stop.
+    """Fit to one model, whose images the ranks share; returns the number of pairs. Errors are raised on all ranks.
 
     For N images and M texts the first rank holds at most 8 (N + M) D bytes, others 4 N D / W.
     """
@@ -183,13 +168,12 @@ def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     return captioned_samples(run.config.data, preprocess, most, *place, noise=loader.noise, source=loader.source)
 
 
-# --- the first bias --------------------------------------------------------------------------------------------------
 def start_bias(run: Run, batch: Batch) -> None:
-    """Set the bias by the first batch, where the loss has no slope in it, and save it with the config."""
+    """Set the bias by the first batch, and save it with the config."""
     before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
     set_bias(run, value)
-    said = f"bias {value:.4g}, where the loss of the first batch is balanced; the weights had {before:.4g}"
-    run.outputs.log.say(said)
+    what = "where the loss of the first batch is balanced; the weights had"
+    run.outputs.log.say(f"bias {value:.4g}, {what} {before:.4g}")
     if run.world.is_first:
         write_json(run.outputs.folder / "config.json", run.config.to_dict())
 

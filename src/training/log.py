@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from prolip.measures.chance import is_at_chance
@@ -138,10 +137,9 @@ class RunLog:
 
     def close(self) -> None:
         if self.file is not None:
-            for part in (self.file.close, getattr(self.board, "close", None), getattr(self.wandb, "finish", None)):
-                with contextlib.suppress(Exception):  # reported before
-                    if part is not None:
-                        part()
+            for part, end in ((self.file, "close"), (self.board, "close"), (self.wandb, "finish")):
+                with contextlib.suppress(Exception):  # reported before, or None
+                    getattr(part, end)()
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -196,16 +194,6 @@ def duration(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
-
-
-def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Top-level part -> (parameters, trainable ones); parameters directly on the model count as `logit`."""
-    counts: dict[str, tuple[int, int]] = {}
-    for name, parameter in model.named_parameters():
-        part = name.split(".")[0] if "." in name else "logit"
-        every, trained = counts.get(part, (0, 0))
-        counts[part] = (every + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-    return counts
 
 
 @dataclass

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prolip.embeddings import LEAST
 from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import RECALL, Batch, Terms
 from prolip.utils.fields import AUTO
 from training.checkpoint.resume import save
 from training.health.nonfinite import NonFiniteError
 from training.health.signals import Stopped
-from training.hooks import fit_at_end, look_at_data, start_bias, warn_of_few_samples
+from training.hooks import fit_at_end, look_at_data, samples_to_fit, start_bias
 from training.log import Stopwatch, progress_line
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
-from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
-from training.parallel.sharding import whole_model
+from training.parallel import collect_objects, largest, seed_step, wait_for_all, whole_model
 from training.state import AVERAGES, DataState, Run, TrainState
 
 #: GradScaler halves its scale (2^16 at first) at every step that overflows. Below this the scale is not the cause.
@@ -33,8 +33,8 @@ MIN_LOSS_SCALE = 1e-4
 def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
     """Optimiser step `step` (from 0) on the local batch; returns its terms on the device.
 
-    The update is skipped where a gradient is not finite. Fused optimisers read the flag on the device; for others the
-    host waits for this one number. (fp16's GradScaler has a rule of its own.)
+    The update is skipped where a gradient is not finite (fp16: by GradScaler's rule). The host does not wait for it,
+    unless the optimiser is not a fused one.
     """
     frozen = [tower for tower, stage in trained.stages.items() if step < stage.frozen]
     backbones = {tower: stage.factor(step) for tower, stage in trained.stages.items()}
@@ -84,7 +84,10 @@ def train(run: Run) -> None:
     run.health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
-        warn_of_few_samples(run)
+        wanted, held = samples_to_fit(run), loader.dataset_samples
+        if wanted and (least := min(wanted, held)) < LEAST:
+            few = f"{least} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
+            run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
     elif not at.closed:  # it was stopped in the fit at the end
         fit_or_stop(run, watch)
         checked_save(run, watch)
@@ -225,9 +228,8 @@ def checked_save(run: Run, watch: Stopwatch) -> None:
 
 # --- evaluations -----------------------------------------------------------------------------------------------------
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
-    """Evaluate the model and its averaged twins by all ranks where that is due and was not done at this step.
-
-    Stopped, between two test sets, where any rank was asked to: the resumed run evaluates again.
+    """Evaluate the model and its averaged twins where that is due and was not done at this step; Stopped between two
+    test sets: the resumed run evaluates again.
     """
     evals, world, log, step, wanted = run.evals, run.world, run.outputs.log, run.at.step, run.config.val
     by_steps = wanted.val_every_steps and step % wanted.val_every_steps == 0

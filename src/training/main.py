@@ -1,8 +1,7 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
-Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped behind a
-checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
-whenever one of its processes does not end with 0.)
+Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped after a checkpoint
+by a signal, 130 left at once by a second Ctrl-C.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from prolip.utils.flags import FlagError
 from training.checkpoint.files import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
 from training.model_options import create_model
-from training.parallel.distributed import World
+from training.parallel import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
@@ -85,9 +85,8 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
 
 
 def settle_statistics(config: Config, world: World, model: Any) -> str | None:
-    """Let BatchNorm keep the running statistics of trained weights; returns a note for the log, None without BatchNorm.
-
-    From random weights it takes those of each batch. FlagError where that is no single pass of one process.
+    """Let BatchNorm keep the running statistics of trained weights, else take those of each batch: FlagError where that
+    is no single pass of one process. Returns a note for the log, None without BatchNorm.
     """
     if not any(isinstance(part, BatchNorm) and part.training for part in model.modules()):
         return None

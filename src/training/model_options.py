@@ -82,15 +82,13 @@ def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: d
     given = {name: getattr(wanted, name) for name in KEYS} | {"init_logit_scale": scale, "method_cfg": method}
     given["mask_padding"] = wanted.mask_padding or None
     changes = {name: value for name, value in given.items() if value not in (None, AUTO)}
+    same = ("pretrained", "force_image_size", "force_context_length", "image_resize_mode")
     model, transform, preprocess = create_model_and_transforms(
         wanted.model,
-        pretrained=wanted.pretrained,
         device=device,
-        force_image_size=wanted.force_image_size,
-        force_context_length=wanted.force_context_length,
         load_weights=load_weights,
-        image_resize_mode=wanted.image_resize_mode,
         aug_cfg=augmentation,
+        **{name: getattr(wanted, name) for name in same},
         **changes,
     )
     for name in changes.keys() & {"init_logit_scale", "init_logit_bias"}:  # whatever the weights have

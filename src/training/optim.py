@@ -18,9 +18,8 @@ from training.config import OptimConfig
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimiser over the objective's trainable parameters, fused where torch offers it.
-
-    Hybrid ones (Muon) use their AdamW part for parameters without weight decay. ValueError where it cannot be used.
+    """timm's optimiser over the objective's trainable parameters, fused where torch offers it; hybrid ones (Muon) use
+    their AdamW part for parameters without weight decay. ValueError where it cannot be used.
     """
     groups = parameter_groups(objective, config)
     if not groups:
@@ -49,9 +48,8 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
 def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]]:
     """Trainable parameters grouped by (weight decay, learning-rate multiplier), in their own order.
 
-    As in timm, vectors, scalars and `model.no_weight_decay()` (tokens, positions) have no decay. The multiplier,
-    `lr_scale`, is `logit_lr_mult` for `model.logit_parameters()`, else layer_decay^depth by `model.depths()`, times
-    that of the backbone. `backbone`: tower of a backbone with settings of its own.
+    As in timm, vectors, scalars and `model.no_weight_decay()` (tokens, positions) have no decay. The multiplier is
+    `logit_lr_mult` for `model.logit_parameters()`, else layer_decay^depth by `model.depths()`, times the backbone's.
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
@@ -122,9 +120,9 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     """Factor on the learning rate of 0-based step `step` of `total`.
 
     Warm-up: (step + 1) / warmup. After it, with r = lr_min_ratio,
-    cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup);
-    wsd (warm-up, stable, decay): 1, then linearly from 1 to r over the last decay_fraction of all steps; const: 1;
-    step: lr_step_factor ** (number of milestones behind), each a share of all steps.
+    cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup); const: 1;
+    wsd: 1, then linearly from 1 to r over the last decay_fraction of all steps;
+    step: lr_step_factor ** (number of milestones passed), each a share of all steps.
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
@@ -148,10 +146,7 @@ def set_learning_rate(optimizer: Any, config: OptimConfig, factor: float, backbo
 
 
 class EpochAverage(ModelEmaV3):
-    """The mean of the weights after some steps, the ends of epochs: SWA (Izmailov et al. 2018).
-
-    steps: in their order; `module` is an average from the first of them on. Running statistics are averaged as weights.
-    """
+    """The mean of the weights after `steps`, the ends of epochs: SWA (Izmailov et al. 2018)."""
 
     def __init__(self, model: nn.Module, steps: Sequence[int], foreach: bool = True):
         super().__init__(model, decay=0.0, foreach=foreach)

@@ -24,6 +24,7 @@ from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from training import model as parts
+from training import parallel as ranks
 from training.checkpoint.files import read_checkpoint
 from training.checkpoint.resume import open_records, resume
 from training.checkpoint.run_dir import claim, write_json, write_status
@@ -34,12 +35,10 @@ from training.health.errors import explain
 from training.health.nonfinite import LossMeter, NonFiniteGuard
 from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, Watchdog
 from training.hooks import set_bias
-from training.log import ChanceWatch, RunLog, count_parameters, duration
+from training.log import ChanceWatch, RunLog, duration
 from training.loop import train
 from training.optim import build_averages, build_optimizer, params_by_tower, stages_of
-from training.parallel import distributed as ranks
-from training.parallel.distributed import World
-from training.parallel.sharding import shard_model, whole_model
+from training.parallel import World, shard_model, whole_model
 from training.state import Clock, DataState, EvalState, Health, Run, RunOutputs, TrainState
 
 
@@ -246,12 +245,9 @@ def build_evals(config: Config, world: World, loader: Loader, averages: Any, tok
     """The test sets, opened, for the model and its averaged twins."""
     if not config.evaluates:
         return EvalState()
-    from training.evaluate import check_metric, open_validation, training_rows
+    from training.evaluate import open_validation
 
-    pairs = partial(training_rows, config.data, preprocess, loader.noise, loader.source)
-    validation = open_validation(config, tokenizer, preprocess, world, pairs, loader.held_out)
-    if config.val.best_metric:
-        check_metric(config.val.best_metric, validation, averages)
+    validation = open_validation(config, tokenizer, preprocess, world, loader, averages)
     return EvalState(validation=validation)
 
 
@@ -283,7 +279,12 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
 def summary(run: Run) -> str:
     """A description of the run for its log."""
     config, world, loader, model = run.config, run.world, run.data.loader, run.trained.objective.model
-    optim, global_batch, sizes = config.optim, run.data.global_batch, count_parameters(model)
+    optim, global_batch = config.optim, run.data.global_batch
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0] if "." in name else "logit"
+        every, own = sizes.get(part, (0, 0))
+        sizes[part] = every + parameter.numel(), own + parameter.numel() * parameter.requires_grad
     counts = [f"{part} {n:,}" + (f" ({own:,} trained)" if own != n else "") for part, (n, own) in sizes.items()]
     split = f"{world.world_size} ranks x {config.run.accum_freq} micro-batches"
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""

@@ -23,7 +23,7 @@ from training.health.signals import StopSignal, Watchdog
 from training.log import ChanceWatch, RunLog, StepProfiler
 from training.model import Autocast
 from training.optim import EpochAverage, Stage
-from training.parallel.distributed import StopConsensus, World
+from training.parallel import StopConsensus, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from prolip.corpora.emoji.result import CorpusResult

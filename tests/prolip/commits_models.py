@@ -21,9 +21,8 @@ from prolip.fitting.attach import attach
 from prolip.hub import sharing as saving
 from prolip.hub.sharing import CardInfo, find_source
 from prolip.models.checkpoint import save_pretrained
-from training.checkpoint.files import find_checkpoint, load_checkpoint
+from training.checkpoint.files import CheckpointWriter, find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage
-from training.checkpoint.files import CheckpointWriter
 
 made: dict[Any, Any] = {}
 

@@ -20,7 +20,7 @@ from training.config import build_config
 from training.health.nonfinite import LossMeter
 from training.loop import on_device, training_step
 from training.model import build_augment, build_token_augment
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build_trained
 from training.state import DataState, TrainState
 

@@ -125,7 +125,7 @@ def run(kit: Kit) -> None:
 def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None, **settings: Any) -> Any:
     """A run on synthetic samples, as the program builds it, ready for its first step."""
     from training.config import build_config
-    from training.parallel.distributed import World
+    from training.parallel import World
     from training.run import build
 
     config = build_config(
@@ -164,7 +164,7 @@ def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
 @contextlib.contextmanager
 def one_rank_mesh() -> Iterator[None]:
     """Let `shard_model` shard over a mesh of this one rank, which it normally refuses."""
-    from training.parallel import sharding
+    from training import parallel as sharding
 
     honest, mesh = sharding.shard_model, sharding.init_device_mesh
 
@@ -183,7 +183,7 @@ def fsdp(kit: Kit) -> None:
     from torch.distributed.tensor import DTensor
 
     from training.checkpoint.resume import save
-    from training.parallel.sharding import whole_model
+    from training.parallel import whole_model
     from training.run import close
 
     backend = "nccl" if kit.device.type == "cuda" else "gloo"

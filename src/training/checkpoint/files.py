@@ -1,7 +1,5 @@
-"""Checkpoints: `step_N.pt`, written by a thread, checked and loaded.
-
-With --fsdp, every rank writes its shards into `step_N.shards` beside it: torch's distributed checkpoint, in which a
-tensor is known by its path, such as `['objective']['model.logit_scale']`; the file holds it on the meta device.
+"""Checkpoints, `step_N.pt`, written by a thread, checked and loaded. With --fsdp, every rank writes its shards into
+`step_N.shards`, torch's distributed checkpoint, by paths such as `['objective']['model.logit_scale']`.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +31,7 @@ from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance_of
 from training.checkpoint.storage import Storage
 from training.health.signals import WAY_ON
-from training.parallel.distributed import World, from_first, node_of, wait_for_all
+from training.parallel import World, from_first, node_of, wait_for_all
 
 FORMAT = 2
 NAME = re.compile(r"^step_(\d+)\.pt$")
@@ -54,7 +53,6 @@ def by_path(state: Any) -> dict[str, Any]:
     return {keystr(path): leaf for path, leaf in tree_flatten_with_path(state)[0]}
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
 def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str]]:
     """(address or None, why newer ones are skipped) of the named file, or of the run's newest valid checkpoint."""
     if resume not in ("latest", "auto"):
@@ -188,27 +186,22 @@ def load_shards(state: Any, place: str, patterns: Mapping[str, Any] | None = Non
     return tree_map_with_path(lambda path, leaf: found.get(keystr(path), leaf), state)
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+@dataclass
 class CheckpointWriter:
     """Writes the checkpoints of a run one after the other, in a thread: training waits only for the copy to the host.
 
-    A write that fails is reported by `say` and does not stop the run, unless it is the last one. saved: called with
-    the address and the step of every checkpoint on the disk. group: of all ranks, each with a writer, for a sharded
-    state; without it, only rank 0 has one.
+    A write that fails is reported by `say` and does not stop the run, unless it is the last one.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        *,
-        keep: int = 0,
-        keep_every: int = 0,
-        say: Callable[[str], None] = print,
-        saved: Callable[[str, int], None] = lambda address, step: None,
-        group: Any = None,
-    ):
-        self.group, self.is_first = group, group is None or dist.get_rank(group) == 0
-        self.storage, self.keep, self.keep_every, self.say, self.saved = storage, keep, keep_every, say, saved
+    storage: Storage
+    keep: int = 0
+    keep_every: int = 0
+    say: Callable[[str], None] = print
+    saved: Callable[[str, int], None] = lambda address, step: None  # called once a checkpoint is on the disk
+    group: Any = None  # of all ranks, each with a writer, for a sharded state; else only rank 0 has one
+
+    def __post_init__(self) -> None:
+        self.is_first = self.group is None or dist.get_rank(self.group) == 0
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
         self.last: str | None = None

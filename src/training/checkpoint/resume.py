@@ -20,8 +20,15 @@ from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, changed
 from training.log import StepProfiler
 from training.optim import EpochAverage
-from training.parallel.distributed import PATIENCE, collect_objects, share_object, wait_for_all, write_random_state
-from training.parallel.sharding import load_module, load_optimizer
+from training.parallel import (
+    PATIENCE,
+    collect_objects,
+    load_module,
+    load_optimizer,
+    share_object,
+    wait_for_all,
+    write_random_state,
+)
 from training.state import AVERAGES, Position, Run, TrainState
 
 #: Keys of a group of parameters that flags set; all others are the optimiser's own.
@@ -71,36 +78,30 @@ def resume(run: Run, address: str, state: dict[str, Any]) -> None:
     if step > total or (step == total and is_finished(run.outputs.folder) and (run.outputs.folder / "model").exists()):
         remedy = "give a larger --epochs or --max-steps to train longer"
         raise FlagError(f"{address} is at step {step} of {total}: the run has ended; {remedy}")
-    saved = same_addresses(run.config, state["config"])
-    restore(run, state, shards_of(address))
-    say = run.outputs.log.say
-    say(f"going on from {address} at step {step}")
-    if step == total:
-        say("all steps are done: what is missing is the last evaluation and the model")
-    differing = list(changed_settings(saved, run.config.to_dict()))
-    if differing:
-        say(f"note: other settings than the checkpoint's, from here on: {'; '.join(differing)}")
-    if state.get("memory") and any(change.startswith("objective.") for change in differing):
-        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
-    scheduler, before = run.config.optim.lr_scheduler, state["total_steps"]
-    if before != total and scheduler != "const":
-        say(f"note: the run was to take {before} steps; the {scheduler} schedule is that of {total} from here on")
-
-
-def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's config without secrets, of whose hashes the run adopts the salt; FlagError for other data."""
-    hashes = saved.get(REDACTED, {})
+    hashes = state["config"].get(REDACTED, {})
     for tagged in hashes.values():
-        adopt(tagged)
-    now = config.to_dict().get(REDACTED, {})
+        adopt(tagged)  # its salt, by which this run's hashes compare
+    now = run.config.to_dict().get(REDACTED, {})
     differing = [name for name in hashes if name.startswith("data.") and hashes[name] != now.get(name)]
-    if differing and not config.run.renewed_addresses:
+    if differing and not run.config.run.renewed_addresses:
         flags = " and ".join(flag_of(name.removeprefix("data.")) for name in differing)
         raise FlagError(
             f"{flags}: not the address of the checkpoint's run, its hash differs: give that "
             "one again; if only login, signature or command is new, add --renewed-addresses"
         )
-    return redacted(saved)
+    restore(run, state, shards_of(address))
+    say = run.outputs.log.say
+    say(f"going on from {address} at step {step}")
+    if step == total:
+        say("all steps are done: what is missing is the last evaluation and the model")
+    changes = list(changed_settings(redacted(state["config"]), run.config.to_dict()))
+    if changes:
+        say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changes)}")
+    if state.get("memory") and any(change.startswith("objective.") for change in changes):
+        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
+    scheduler, before = run.config.optim.lr_scheduler, state["total_steps"]
+    if before != total and scheduler != "const":
+        say(f"note: the run was to take {before} steps; the {scheduler} schedule is that of {total} from here on")
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -163,7 +164,6 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
         run.outputs.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: {order}")
 
 
-# --- what a checkpoint must have -------------------------------------------------------------------------------------
 def check_same_run(config: Config, trained: TrainState, global_batch: int, state: dict[str, Any]) -> None:
     """FlagError where a checkpoint does not fit the run: what it has, what is wanted, what to give."""
     saved, step = state["config"], state["step"]
@@ -186,8 +186,8 @@ def check_same_run(config: Config, trained: TrainState, global_batch: int, state
             f"at the checkpoint's step {step} SWA is to hold the weights of steps {shown(wanted)}, it holds "
             f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
         )
-    for name in (name for name in trained.averaged(step) if state.get(name) is None):
-        remedy = f"leave out {AVERAGES[name]}, or begin a run of its own by another --name"
+    if lacking := [AVERAGES[name] for name in trained.averaged(step) if state.get(name) is None]:
+        remedy = f"leave out {lacking[0]}, or begin a run of its own by another --name"
         raise FlagError(f"the checkpoint holds no averaged weights: {remedy}")
     if (version := state.get("draws", 1)) not in VERSIONS:
         raise FlagError(
@@ -226,9 +226,7 @@ def shown(steps: list[int]) -> str:
 
 
 def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fit a saved state to an optimiser that may group its parameters otherwise: moments go by the parameters' names,
-    and settings are those of the present groups, so that a changed flag takes effect.
-    """
+    """Fit a saved state to other groups: moments go by the parameters' names, settings are the present ones."""
     places: dict[str, tuple[int, dict[str, Any]]] = {}
     for group in state["param_groups"]:
         places |= {name: (number, group) for number, name in zip(group["params"], group["names"])}
@@ -245,7 +243,6 @@ def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[s
     return {"state": moments, "param_groups": fitted}
 
 
-# --- what is written from here on ------------------------------------------------------------------------------------
 def open_records(run: Run, storage: Storage) -> None:
     """Open config, log, ledger, profile and checkpoints of the run, without the steps that it will do again."""
     settings, outputs, begin, world = run.config.run, run.outputs, run.at.step, run.world

@@ -35,10 +35,9 @@ BEGUN = f"""{LOCK} .*.tmp config.json status.json metrics.jsonl noise.jsonl tens
 checkpoints/.*.tmp checkpoints/{LOCK} ledger/rank_*.jsonl wandb/*""".split()
 
 
-# --- the folder ------------------------------------------------------------------------------------------------------
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
     """Make and lock the run folder until `held` is closed; returns (checkpoint to resume from or None, why newer ones
-    are skipped). FlagError; only once all checks have passed, a run to be overwritten is deleted.
+    are skipped). A run to be overwritten is deleted once all checks have passed.
     """
     try:
         open_run_dir(folder, settings.overwrite, bool(settings.resume))
@@ -62,7 +61,9 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
             held.enter_context(lock_run_dir(storage.local))
     chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
-    goes_on = chosen[0] is not None and storage.holds(chosen[0])
+    place = Storage((chosen[0] or "").rpartition("/")[0] or ".")
+    here = [other.local.resolve() if other.local is not None else other.url for other in (place, storage)]
+    goes_on = chosen[0] is not None and here[0] == here[1]
     begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
     if steps and not (goes_on or begun_anew):
         raise FlagError(
@@ -145,7 +146,6 @@ def lock_run_dir(folder: Path, patience: float = 120.0, say: Callable[[str], Non
     return file
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
 def write_json(path: Path, values: Any) -> None:
     """Indented JSON, atomically."""
     with replacing(path) as temporary:
@@ -153,9 +153,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_status(folder: Path, state: str, **facts: Any) -> None:
-    """Write status.json, for scripts that submit runs: running, stopped (on request, can be resumed), finished, failed;
-    with lost output streams, without secrets of addresses.
-    """
+    """Write status.json: running, stopped (on request, can be resumed), finished or failed; without secrets."""
     facts = {name: scrub(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     if console.lost:
         facts["lost_output"] = {name: str(error) for name, error in console.lost.items()}
@@ -193,10 +191,8 @@ def truncate_log(path: Path, step: int, again: str | None = None) -> None:
 
 
 class Ledger:
-    """The keys of all samples that a run was trained on, by step: proof that a restart lost and repeated none.
-
-    ledger/rank_R.jsonl holds {"step": s, "epoch": e, "keys": [...]} per step of this rank. A full disk is reported
-    once; the run goes on, and steps are missing.
+    """The keys of all samples that this rank was trained on: a line {"step": s, "epoch": e, "keys": [...]} per step in
+    ledger/rank_R.jsonl. A full disk is reported once; the run goes on, and steps are missing.
     """
 
     def __init__(self, folder: Path, rank: int):

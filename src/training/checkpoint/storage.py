@@ -67,13 +67,6 @@ class Storage:
             self.filesystem.get_file(f"{self.root}/{name}", str(Path(folder) / name))
             yield Path(folder) / name
 
-    def holds(self, address: str) -> bool:
-        """Whether an address is of a file in this folder."""
-        other = Storage(address.rpartition("/")[0] or ".")
-        if self.local is not None and other.local is not None:
-            return other.local.resolve() == self.local.resolve()
-        return other.url == self.url
-
     def rename(self, name: str, new: str) -> None:
         """Rename a file or folder, replacing what has the new name."""
         if new in self.names():

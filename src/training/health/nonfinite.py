@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.distributed import World, gathered
+from training.parallel import World, gathered
 
 #: Sample keys of a bad step that are named.
 NAMED = 5
@@ -21,8 +21,7 @@ class NonFiniteError(RuntimeError):
 class NonFiniteGuard:
     """Skips the optimiser's step for non-finite gradients, on the device: the host waits for nothing.
 
-    The norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards). After more than `allowed`
-    such steps all are skipped, so that the parameters stay those of the last good step until the host looks.
+    After more than `allowed` such steps all are skipped, so that the parameters stay good until the host looks.
     """
 
     def __init__(self, allowed: int, device: torch.device):
@@ -37,13 +36,11 @@ class NonFiniteGuard:
 
 
 class LossMeter:
-    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
-
-    ignored: prefixes of terms that may be infinite. allowed: steps with other non-finite terms before the run stops.
-    """
+    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`."""
 
     def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
-        self.ignored, self.allowed = ignored, allowed
+        self.ignored = ignored  # prefixes of terms that may be infinite
+        self.allowed = allowed  # steps with other non-finite terms before the run stops
         self.bad_steps = 0
         self.sums: Tensor | float = 0.0
         self.counts: Tensor | float = 0.0

@@ -1,7 +1,4 @@
-"""Signals that ask a run to stop, acted on between two steps; and stacks of a run that stands still.
-
-Nothing heavy is imported here, so that signals are handled before torch is.
-"""
+"""Signals that ask a run to stop, handled before torch is imported; and stacks of a run that stands still."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from training.config import build_config
 from training.health.signals import STOP
 from training.loop import on_device, training_step
 from training.main import main
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 from training.state import Run
 

@@ -13,10 +13,16 @@ import pytest
 import torch
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import check_checkpoint, find_checkpoint, list_steps, load_checkpoint
+from training.checkpoint.files import (
+    CheckpointWriter,
+    check_checkpoint,
+    find_checkpoint,
+    list_steps,
+    load_checkpoint,
+    obsolete,
+)
 from training.checkpoint.run_dir import clear_run_dir, lock_run_dir, open_run_dir, write_json
 from training.checkpoint.storage import Storage, in_memory
-from training.checkpoint.files import CheckpointWriter, obsolete
 
 
 def state(step: int) -> dict:

@@ -17,7 +17,7 @@ from forked import ROOT, until
 from prolip.utils.flags import FlagError
 from training.defaults import settle_workers
 from training.main import parse, way_on
-from training.parallel.distributed import World
+from training.parallel import World
 
 STEPS = 80
 TRAINING = [*SYNTHETIC, "--max-steps", str(STEPS), "--seed", "5", "--lr", "2e-3", "--method", "siglip"]

@@ -18,14 +18,13 @@ from training_runs import batches, make, metrics, words
 from drawings import SHARDS as DRAWINGS
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import list_steps, load_checkpoint
-from training.checkpoint.run_dir import claim
-from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.resume import fit_optimizer, restore, save
+from training.checkpoint.run_dir import claim, lock_run_dir
 from training.checkpoint.storage import Storage
 from training.config import RunConfig, build_config
 from training.health.nonfinite import NonFiniteError
 from training.main import main
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 
 

@@ -20,18 +20,19 @@ from torch.distributed.tensor import DTensor
 
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import (
+    CheckpointWriter,
     by_path,
     check_checkpoint,
     find_checkpoint,
     list_steps,
     load_checkpoint,
     load_shards,
+    only_shards,
     read_checkpoint,
     shards_of,
 )
 from training.checkpoint.storage import Storage
-from training.checkpoint.files import CheckpointWriter, only_shards
-from training.parallel.distributed import World
+from training.parallel import World
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}
 

@@ -16,7 +16,7 @@ from prolip.utils.flags import FlagError
 from training.config import OptimConfig, build_config
 from training.defaults import fine_tuning_rate, settle, settle_model
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 
 def config(**sections):

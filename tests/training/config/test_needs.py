@@ -16,7 +16,7 @@ from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import train
 from training.main import build_parser, main
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 
 SHARD = "data/emoji/emojione.tar"

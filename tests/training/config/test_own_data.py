@@ -22,7 +22,7 @@ from prolip.data.split import Split, held_out
 from training.config import build_config, renewed
 from training.evaluate import open_validation
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 PAGE = (Path(__file__).parents[3] / "docs/own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)

@@ -14,7 +14,7 @@ from prolip.cli.main import main as command_line
 from prolip.models.checkpoint import save_pretrained
 from training.evaluate import open_validation
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 ROOT = Path(__file__).resolve().parents[3]
 DRAWINGS = "drawings.tar"

@@ -21,7 +21,7 @@ from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
 from training.evaluate import open_validation, training_rows
 from training.main import parse
-from training.parallel.distributed import World
+from training.parallel import World
 from training.state import Evaluated
 
 

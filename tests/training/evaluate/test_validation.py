@@ -21,7 +21,7 @@ from prolip.evaluation.tasks import TASKS
 from prolip.utils.flags import FlagError
 from training.evaluate import Best, check_metric, open_validation
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 STEPS = 6
 

@@ -23,7 +23,7 @@ from prolip.utils.flags import FlagError
 from training.checkpoint.files import load_checkpoint
 from training.hooks import balanced_bias, root
 from training.main import main
-from training.parallel.distributed import World
+from training.parallel import World
 
 ROWS = 12
 SETTINGS = {"prolip": {}, "prolip known": {"known_matches": True}, "siglip": {}, "likelihood": {}}

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training.checkpoint.run_dir import truncate_log
 from training.health.nonfinite import LossMeter, NonFiniteError
 from training.log import RunLog, Stopwatch, progress_line
-from training.parallel.distributed import World
+from training.parallel import World
 
 WORLD = World()
 

@@ -20,7 +20,7 @@ from prolip.models.prolip import ProLIP
 from training.health.nonfinite import LossMeter, NonFiniteError
 from training.loop import on_device, train
 from training.optim import gradient_norms, parameter_norms, params_by_tower
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import finish
 
 

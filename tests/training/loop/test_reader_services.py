@@ -32,8 +32,7 @@ from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups
-from training.parallel.distributed import World, seed_step
-from training.parallel.sharding import shard_model, whole, whole_model
+from training.parallel import World, seed_step, shard_model, whole, whole_model
 
 #: What the issue names for shards and compiled towers.
 LARGE = ("ViT-B-16", "ViT-B-16-SigLIP", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")

@@ -13,7 +13,7 @@ from prolip.data.faults import SampleFault
 from training.health.nonfinite import NonFiniteGuard
 from training.loop import update_parameters
 from training.optim import gradient_norms
-from training.parallel.distributed import (
+from training.parallel import (
     StopConsensus,
     World,
     check_equal_batches,

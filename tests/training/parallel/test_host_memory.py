@@ -11,7 +11,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from training.parallel.distributed import keep_freed_memory
+from training.parallel import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

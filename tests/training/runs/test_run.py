@@ -22,7 +22,7 @@ from training.config import build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import build_model
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 
 

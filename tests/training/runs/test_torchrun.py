@@ -191,7 +191,7 @@ def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tm
 
 BAD_ON_ONE_RANK = """
 import torch
-from training.parallel.distributed import process_group
+from training.parallel import process_group
 from training.health.nonfinite import NonFiniteError, LossMeter
 with process_group("cpu") as here:
     meter = LossMeter()

@@ -19,7 +19,7 @@ from prolip.data.loader import build_loader
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
 from training.config import build_config
 from training.evaluate import open_validation
-from training.parallel.distributed import World, from_first
+from training.parallel import World, from_first
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
 SHARDS = {
