@@ -19,20 +19,8 @@ from training.main import main
 
 STEPS = 3
 # What may be left of a run, and how it is asked for again.
-LEFT = [
-    "nothing",
-    "lock",
-    "config",
-    "killed before",
-    "killed behind",
-    "failed",
-    "finished",
-    "no checkpoint",
-    "damaged",
-    "newest damaged",
-    "elsewhere",
-    "elsewhere damaged",
-]
+LEFT = ["nothing", "lock", "config", "killed before", "killed behind", "failed", "finished", "no checkpoint", "damaged"]
+LEFT += ["newest damaged", "elsewhere", "elsewhere damaged"]
 ASKED = [[], ["--resume", "latest"], ["--resume", "auto"], ["--resume", "missing.pt"]]
 CASES = [(left, asked, place) for left in LEFT for asked in ASKED for place in (False, True)]
 
@@ -48,11 +36,10 @@ def finished(tmp_path_factory) -> Path:
 def leave(left: str, finished: Path, folder: Path) -> None:
     """What is there of the run, in folder/run; checkpoints `elsewhere` in folder/c."""
     run, place = folder / "run", folder / "run" / "checkpoints"
-    if left == "nothing":
-        return
-    if left in ("lock", "config"):
-        run.mkdir()
-        (run / ".lock").touch()
+    if left in ("nothing", "lock", "config"):
+        if left != "nothing":
+            run.mkdir()
+            (run / ".lock").touch()
         if left == "config":
             shutil.copy(finished / "config.json", run)
         return
@@ -62,15 +49,13 @@ def leave(left: str, finished: Path, folder: Path) -> None:
         config = json.loads((run / "config.json").read_text())
         config["run"]["checkpoint_dir"] = str(place)
         (run / "config.json").write_text(json.dumps(config))
-        write_status(run, "stopped")
     if left in ("killed before", "no checkpoint"):
         shutil.rmtree(place)
-    if left.startswith("killed"):
-        write_status(run, "running")
+    states = {"killed": "running", "failed": "failed", "elsewhere": "stopped"}
+    if state := states.get(left.split()[0]):
+        write_status(run, state)
     if left == "killed behind":
         (place / f"step_{STEPS}.pt").unlink()
-    if left == "failed":
-        write_status(run, "failed")
     if "damaged" in left:
         for step in list_steps(Storage(str(place)))[: 1 if "newest" in left else 2]:
             path = place / f"step_{step}.pt"
@@ -100,10 +85,10 @@ def without(flags: list[str], flag: str) -> list[str]:
     return flags[:at] + flags[at + 2 :]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 16))])
 def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
-    """Eight of all cases by default, all of them in the slow profile."""
-    for number, (left, asked, place) in enumerate(random.Random(7).sample(CASES, len(CASES))[seed::12]):
+    """Six of all cases by default, all of them in the slow profile."""
+    for number, (left, asked, place) in enumerate(random.Random(7).sample(CASES, len(CASES))[seed::16]):
         folder = tmp_path / str(number)
         folder.mkdir()
         leave(left, finished, folder)
@@ -119,47 +104,35 @@ def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
         assert json.loads((folder / "run" / "status.json").read_text())["state"] == "finished"
 
 
-def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, finished, capsys):
-    """It would be begun anew, and lose its log and model."""
+def test_checkpoints_elsewhere_are_gone_on_from_and_without_them_a_log_is_not_written_over(tmp_path, finished, capsys):
+    words_ = words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")
     leave("no checkpoint", finished, tmp_path)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert main(words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 2
-    assert "no checkpoint to resume from" in capsys.readouterr().err
+    assert main(words_) == 2 and "no checkpoint to resume from" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_run_that_keeps_its_checkpoints_elsewhere_goes_on_from_there(tmp_path, finished, capsys):
+    shutil.rmtree(tmp_path / "run")
     leave("elsewhere", finished, tmp_path)
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert main(words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 0
+    assert main(words_) == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes().startswith(before)
     assert (tmp_path / "c" / f"step_{STEPS + 2}.pt").exists()
 
 
-@pytest.mark.parametrize(
-    "text, reported",
-    [
-        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "(process 7) was killed by signal: Killed, most"),
-        ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "(process 7, 8) ended without a word, most likely by"),
-        (
-            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are "
-            "out of shared memory. Please try to raise your shared memory limit.",
-            "Bus error, most likely /dev/shm is full",
-        ),
-        ("Too many open files. Communication with the workers is no longer possible", "`ulimit -n`"),
-        ("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)", "--shm-size"),
-        (
-            "[enforce fail at alloc_cpu.cpp:1] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-            "allocate 9 bytes.",
-            "this process got no more memory",
-        ),
-        ("[gloo/transport/tcp/pair.cc:545] Read error [::1]:9: Connection reset by peer", "another rank ended"),
-        ("[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe", "another rank ended"),
-    ],
-)
-def test_what_the_system_does_to_a_run_is_reported_in_a_line(text, reported):
+SYSTEM = {
+    "DataLoader worker (pid 7) is killed by signal: Killed. ": "(process 7) was killed by signal: Killed, most",
+    "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "(process 7, 8) ended without a word, most likely by",
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that": "Bus error, most likely /dev/shm",
+    "Too many open files. Communication with the workers is no longer possible": "`ulimit -n`",
+    "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)": "--shm-size",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried": "this process got no more memory",
+    "[gloo/transport/tcp/pair.cc:545] Read error [::1]:9: Connection reset by peer": "another rank ended",
+    "[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe": "another rank ended",
+}
+
+
+@pytest.mark.parametrize("text", SYSTEM)
+def test_what_the_system_does_to_a_run_is_reported_in_a_line(text):
     line = explain(RuntimeError(text))
-    assert line is not None and reported in line and "\n" not in line
+    assert line is not None and SYSTEM[text] in line and "\n" not in line
 
 
 def test_the_signal_that_ended_a_worker_is_found_behind_what_torch_met_next():
