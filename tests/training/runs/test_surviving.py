@@ -24,6 +24,7 @@ WORDS = shlex.split(
 )
 # A save that takes as long as a test needs.
 SLOW_SAVE = "import time; training.loop.save = lambda run, save=training.loop.save: (save(run), time.sleep(60))"
+SLOW_BUILD = "import time; training.run.parts.build_model = lambda *_: time.sleep(60)"
 # Steps that take a while, so that what is done to a run is done before it ends.
 SLOW_STEP = (
     "import time\nhonest = training.loop.training_step\n"
@@ -185,7 +186,7 @@ def test_ctrl_c_before_the_first_step_is_heard_and_twice_leaves_nothing_behind_t
     """The advice of that moment is true: there is no checkpoint."""
     run = runs / "early"
     forked.start(
-        *words(runs, run.name), before="import time; training.run.parts.build_model = lambda *_: time.sleep(60)"
+        *words(runs, run.name), before=SLOW_BUILD
     )
     time.sleep(0.3)
     forked.send(signal.SIGINT)
