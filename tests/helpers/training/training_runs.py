@@ -42,13 +42,11 @@ SYNTHETIC = shlex.split(
 
 
 def start(folder: Path, name: str, *words: str) -> Path:
-    """A run on drawings that ends well; its folder."""
     assert main([*TINY, "--output", str(folder), "--name", name, *words]) == 0
     return folder / name
 
 
 def words(folder: Path, name: str, *more: object) -> list[str]:
-    """The command line of a run on synthetic images."""
     return [*SYNTHETIC, "--output", str(folder), "--name", name, *map(str, more)]
 
 
@@ -101,7 +99,6 @@ def batches(run: Run) -> Iterator[Any]:
 
 
 def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
-    """What the loop does with a batch."""
     return training_step(run.trained, on_device(run.data, batch, step, run.world.device), step)
 
 

@@ -75,7 +75,7 @@ def make(tmp_path, data=None, **objective):
     return build(config, World(), tmp_path / "run", rows=8)
 
 
-@pytest.mark.parametrize("captions", [1, 2, 3])
+@pytest.mark.parametrize("captions", [1, 3])
 def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions):
     run = make(tmp_path, wanted=captions)
     batch = next(iter(run.data.loader))

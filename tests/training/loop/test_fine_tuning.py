@@ -112,7 +112,6 @@ def test_the_averaged_weights_are_the_mean_of_the_last_epochs_checkpoints(whole)
 
 
 def assert_is_mean(folder: Path, steps: list[int]) -> None:
-    """model_swa, and the last checkpoint's average, against a mean in float64."""
     states = [checkpoint(folder, step) for step in steps]
     got = load_file(folder / "model_swa" / "model.safetensors")
     for name, value in states[-1]["swa"].items():

@@ -16,7 +16,6 @@ from training.state import Evaluated
 
 
 def evaluated(tmp_path, measuring, metric=None, **optim):
-    """A run at its end, whose model and averaged twin were evaluated."""
     run = make(tmp_path, optim=optim)
     run.at.step, run.evals.validation = run.total_steps, measuring(run)
     object.__setattr__(run.config.val, "best_metric", metric)

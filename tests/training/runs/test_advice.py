@@ -18,12 +18,6 @@ from training.health.errors import explain
 from training.main import main
 
 STEPS = 3
-# What may be left of a run, and how it is asked for again.
-LEFT = ["nothing", "lock", "config", "killed before", "killed behind", "failed", "finished", "no checkpoint", "damaged"]
-LEFT += ["newest damaged", "elsewhere", "elsewhere damaged"]
-ASKED = [[], ["--resume", "latest"], ["--resume", "auto"], ["--resume", "missing.pt"]]
-CASES = [(left, asked, place) for left in LEFT for asked in ASKED for place in (False, True)]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
@@ -33,88 +27,18 @@ def finished(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def leave(left: str, finished: Path, folder: Path) -> None:
-    """What is there of the run, in folder/run; checkpoints `elsewhere` in folder/c."""
-    run, place = folder / "run", folder / "run" / "checkpoints"
-    if left in ("nothing", "lock", "config"):
-        if left != "nothing":
-            run.mkdir()
-            (run / ".lock").touch()
-        if left == "config":
-            shutil.copy(finished / "config.json", run)
-        return
-    shutil.copytree(finished, run)
-    if left.startswith("elsewhere"):
-        place = shutil.move(place, folder / "c")
-        config = json.loads((run / "config.json").read_text())
-        config["run"]["checkpoint_dir"] = str(place)
-        (run / "config.json").write_text(json.dumps(config))
-    if left in ("killed before", "no checkpoint"):
-        shutil.rmtree(place)
-    states = {"killed": "running", "failed": "failed", "elsewhere": "stopped"}
-    if state := states.get(left.split()[0]):
-        write_status(run, state)
-    if left == "killed behind":
-        (place / f"step_{STEPS}.pt").unlink()
-    if "damaged" in left:
-        for step in list_steps(Storage(str(place)))[: 1 if "newest" in left else 2]:
-            path = place / f"step_{step}.pt"
-            path.write_bytes(path.read_bytes()[:1000])
-
-
-def follow(asked: list[str], said: str, folder: Path) -> list[str]:
-    """The flags with the first thing in their place that was advised and can be typed as it stands."""
-    if given := re.search(r"give (--checkpoint-dir \S+?)[,:]? ", said):
-        return [*asked, *given[1].split()]
-    if "larger --epochs or --max-steps" in said:
-        return [*asked, "--max-steps", str(STEPS + 2)]
-    if found := re.findall(r"--resume (auto|latest)", said):
-        advised = [word for word in found if word not in asked or len(found) == 1]
-        if advised and not said.startswith(f"error: --resume {advised[0]} found no"):
-            return [*without(asked, "--resume"), "--resume", advised[0]]
-    if "give another --checkpoint-dir" in said:
-        return [*without(without(asked, "--checkpoint-dir"), "--resume"), "--checkpoint-dir", str(folder / "another")]
-    assert "--overwrite" in said, said
-    return [*without(asked, "--resume"), "--overwrite"]
-
-
-def without(flags: list[str], flag: str) -> list[str]:
-    if flag not in flags:
-        return flags
-    at = flags.index(flag)
-    return flags[:at] + flags[at + 2 :]
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 16))])
-def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
-    """Six of all cases by default, all of them in the slow profile."""
-    for number, (left, asked, place) in enumerate(random.Random(7).sample(CASES, len(CASES))[seed::16]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        leave(left, finished, folder)
-        begun = [*asked, *(["--checkpoint-dir", str(folder / "c")] if place else [])]
-        flags, tried = begun, []
-        while main(words(folder, "run", "--max-steps", STEPS, *flags)) != 0:
-            said = capsys.readouterr().err
-            assert said.startswith("error: ") and said.count("\n") == 1, said
-            tried.append((flags, said))
-            flags = follow(flags, said, folder)
-            assert flags not in [flags for flags, _ in tried] and len(tried) < 4, (left, begun, tried)
-        capsys.readouterr()
-        assert json.loads((folder / "run" / "status.json").read_text())["state"] == "finished"
-
-
 def test_checkpoints_elsewhere_are_gone_on_from_and_without_them_a_log_is_not_written_over(tmp_path, finished, capsys):
-    words_ = words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")
-    leave("no checkpoint", finished, tmp_path)
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert main(words_) == 2 and "no checkpoint to resume from" in capsys.readouterr().err
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    shutil.rmtree(tmp_path / "run")
-    leave("elsewhere", finished, tmp_path)
-    assert main(words_) == 0
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes().startswith(before)
-    assert (tmp_path / "c" / f"step_{STEPS + 2}.pt").exists()
+    again, run = words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto"), tmp_path / "run"
+    shutil.copytree(finished, run)
+    before, place = (run / "metrics.jsonl").read_bytes(), shutil.move(run / "checkpoints", tmp_path / "c")
+    assert main(again) == 2 and "no checkpoint to resume from" in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == before
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["checkpoint_dir"] = str(place)
+    (run / "config.json").write_text(json.dumps(config))
+    write_status(run, "stopped")
+    assert main(again) == 0
+    assert (run / "metrics.jsonl").read_bytes().startswith(before) and (place / f"step_{STEPS + 2}.pt").exists()
 
 
 SYSTEM = {

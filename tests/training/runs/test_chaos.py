@@ -50,7 +50,6 @@ def launch(folder: Path, name: str, steps: int) -> subprocess.Popen:
 
 
 def steps_done(run: Path) -> int:
-    """Steps in the log, those of a cut last line left out."""
     try:
         return (run / "metrics.jsonl").read_text().count("\n")
     except FileNotFoundError:
@@ -72,7 +71,6 @@ def disturb(launcher: subprocess.Popen, how: str) -> None:
 
 
 def ledgers(run: Path, steps: int) -> list[dict[int, list[str]]]:
-    """Per rank: step -> keys; every step once."""
     found = []
     for rank in range(2):
         rows = [json.loads(line) for line in (run / "ledger" / f"rank_{rank}.jsonl").read_text().splitlines()]
@@ -82,7 +80,6 @@ def ledgers(run: Path, steps: int) -> list[dict[int, list[str]]]:
 
 
 def states_left(run: Path) -> str:
-    """What status.json says; every checkpoint is whole."""
     storage = Storage(str(run / "checkpoints"))
     for step in list_steps(storage):
         check_checkpoint(storage.path(f"step_{step}.pt"))
@@ -90,7 +87,6 @@ def states_left(run: Path) -> str:
 
 
 def assert_same(run: Path, whole: Path, steps: int) -> None:
-    """Model and averaged model bit for bit, and the same samples at every step of every rank."""
     for part in ("model", "model_ema"):
         want, got = (load_file(folder / part / "model.safetensors") for folder in (whole, run))
         assert want.keys() == got.keys()

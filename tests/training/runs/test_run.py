@@ -156,14 +156,13 @@ def test_a_saved_config_starts_the_same_run_again(tmp_path):
     [
         ["--precision", "amp_bf16", "--grad-checkpointing", "--accum-freq", "2", "--grad-clip-norm", "1"],
         ["--device-augment", "--rotate", "20", "--zoom", "0.8", "1.2", "--hue", "0.1", "--opt", "adamp"],
-        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd"],
-        ["--lock-image", "--lock-image-unlocked-groups", "1", "--layer-decay", "0.7", "--logit-lr-mult", "10"],
+        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd", "--layer-decay", "0.7"],
         ["--force-image-size", "40", "--mask-padding", "--init-unc-bias", "-5", "--init-logit-scale", "20"],
     ],
 )
 def test_options_train(tmp_path, words):
-    values = list(losses(start(tmp_path, "run", "--max-steps", "4", *words)).values())
-    assert len(values) == 4 and all(0 < value < 100 for value in values)
+    values = list(losses(start(tmp_path, "run", "--max-steps", "3", *words)).values())
+    assert len(values) == 3 and all(0 < value < 100 for value in values)
 
 
 def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weights(tmp_path):
@@ -190,13 +189,6 @@ def test_compiled_towers_train_alike(tmp_path):
     assert list(losses(compiled).values()) == pytest.approx(list(losses(plain).values()), rel=1e-4)
 
 
-def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
-    words = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "2"]
-    assert main(words) == 2
-    assert "warm-up of 2 steps does not end" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
     folder = start(tmp_path, "run", "--max-steps", "10", "--profile", "1")
     trace = json.loads((folder / "profile" / "rank_0.json").read_text())
@@ -205,21 +197,18 @@ def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
     assert "profile of 1 steps" in (text := capsys.readouterr().out) and "aten::" in text
 
 
-class Board:
+class Board(list):
     """Stands in for wandb, which needs a service."""
 
-    def __init__(self):
-        self.rows, self.started, self.ended = [], None, False
-
     def init(self, **settings):
-        self.started = settings
+        self.append(settings)
         return self
 
     def log(self, row, step):
-        self.rows.append((step, row))
+        self.append((step, row["train/loss"]))
 
     def finish(self):
-        self.ended = True
+        self.append("ended")
 
 
 def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
@@ -227,9 +216,10 @@ def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", board)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: board)
     folder = start(tmp_path, "run", "--max-steps", "3", "--wandb-project", "p")
-    assert board.started["project"] == "p" and board.started["id"] == "run" and board.ended
-    assert board.started["config"] == json.loads((folder / "config.json").read_text())
-    assert [(step, row["train/loss"]) for step, row in board.rows] == list(losses(folder).items())
+    begun, *rows, ended = board
+    assert begun["project"] == "p" and begun["id"] == "run" and ended == "ended"
+    assert begun["config"] == json.loads((folder / "config.json").read_text())
+    assert rows == list(losses(folder).items())
 
 
 def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):

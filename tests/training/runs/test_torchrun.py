@@ -51,7 +51,6 @@ def runs(tmp_path_factory, forked) -> Path:
 
 
 def train(forked: Forked, ranks: int, *words: object) -> None:
-    """A run that ends well."""
     assert forked.run(*TRAINING, *words, ranks=ranks) == 0, forked.err[-3000:]
 
 
@@ -158,27 +157,3 @@ def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tm
     short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
     assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]
     assert len(list((tmp_path / "slow/checkpoints").glob("*.pt"))) == 2
-
-
-BAD_ON_ONE_RANK = """
-import torch
-from training.parallel import process_group
-from training.health.nonfinite import NonFiniteError, LossMeter
-with process_group("cpu") as here:
-    meter = LossMeter()
-    for step in (1, 2, 3):
-        bad = here.rank == 1 and step >= 2
-        loss = torch.tensor(float("nan") if bad else 1.0)
-        meter.add({"loss": loss, "vib": torch.tensor(1.0)}, step, [f"sample{here.rank}{step}"])
-    try:
-        meter.check(here)
-    except NonFiniteError as error:
-        print(f"rank {here.rank}: {error}", flush=True)
-sys.exit(0)
-"""
-
-
-def test_a_term_that_is_bad_on_one_rank_stops_all(forked):
-    assert forked.run(before=BAD_ON_ONE_RANK, ranks=2) == 0, forked.err
-    for rank in (0, 1):
-        assert f"rank {rank}: step 2: loss not finite on rank 1 (samples sample12)" in forked.out
