@@ -112,7 +112,7 @@ def trained(tmp_path_factory, host):
         sources(host),
         *settings(folder, host),
         *shlex.split(
-            f"--epochs 3 --ledger --val-data emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET} "
+            f"--epochs 6 --ledger --val-data emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET} "
             f"wds:http://user:{ENCODED}@{host}/auth/wds_sport --val-select subgroup=sport"
         ),
     ]
@@ -136,7 +136,7 @@ def test_a_run_writes_and_prints_no_secret(trained, host):
 
 def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "4", "--output", str(tmp_path)]
+    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output", str(tmp_path)]
     assert main(saved) == 2
     assert "give --train-data again" in capfd.readouterr().err
     rest = ["--val-data", "--val-select", "none"]

@@ -31,43 +31,11 @@ WORDS = shlex.split(
 )
 
 
-def launch(folder: Path, name: str, steps: int) -> subprocess.Popen:
-    """torchrun of two ranks in a process group of its own, its output in a file."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environment |= {
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
-        # as slurm/train.sbatch: torchrun hands these on to its workers, and waits for them
-        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        "PET_SHUTDOWN_TIMEOUT": "60",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "training.main", *WORDS, "--max-steps", str(steps), "--output", str(folder), "--name", name]
-    with open(folder / f"{name}.log", "a") as log:
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-
 def steps_done(run: Path) -> int:
     try:
         return (run / "metrics.jsonl").read_text().count("\n")
     except FileNotFoundError:
         return 0
-
-
-def disturb(launcher: subprocess.Popen, how: str) -> None:
-    """kill -9 of everything, of one rank, or of the launcher alone, which its ranks must notice; or a stop signal."""
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(launcher.pid)], capture_output=True, text=True)
-    ranks = [int(line.split()[0]) for line in listed.stdout.splitlines() if "training.main" in line]
-    if how in ("all", "launcher"):
-        os.kill(launcher.pid, signal.SIGKILL)
-        for rank in ranks if how == "all" else []:
-            os.kill(rank, signal.SIGKILL)
-    elif how == "one" and ranks:
-        os.kill(ranks[-1], signal.SIGKILL)
-    else:
-        os.kill(launcher.pid, signal.SIGUSR1 if how == "usr1" else signal.SIGTERM)
 
 
 def ledgers(run: Path, steps: int) -> list[dict[int, list[str]]]:
@@ -110,28 +78,3 @@ def test_ranks_that_are_killed_and_stopped_end_where_undisturbed_ones_end(forked
     assert_same(run, tmp_path / "whole", 16)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # up to twelve starts of torchrun
-@pytest.mark.parametrize("seed", range(3))
-def test_disturbances_leave_no_trace(forked, tmp_path, seed, steps=200):
-    """kill -9 of all or of one rank, TERM and USR1, at random steps and also between them and while ranks start."""
-    words = [*WORDS, "--max-steps", steps, "--output", tmp_path, "--name", "whole"]
-    assert forked.run(*words, ranks=2) == 0, forked.err[-3000:]
-    rng, run, states = random.Random(seed), tmp_path / "run", []
-    for moment, how in enumerate(2 * ["all", "one", "term", "usr1", "launcher"]):
-        launcher = launch(tmp_path, "run", steps)
-        if moment == 5:
-            time.sleep(rng.uniform(0.5, 4))  # while the ranks are starting
-        else:
-            wanted = min(steps_done(run), steps - 30) + rng.randint(1, 16)
-            until(lambda to=wanted, by=launcher: steps_done(run) >= to or by.poll() is not None, 120)
-            time.sleep(rng.uniform(0, 0.03))
-        disturb(launcher, how)
-        assert launcher.wait(120) != 0
-        if how == "launcher":  # the next try waits for its ranks, which stop by themselves
-            lock_run_dir(run).close()
-        states.append((how, states_left(run)))
-    assert all(state == "stopped" for how, state in states if how in ("term", "usr1", "launcher")), states
-    final = launch(tmp_path, "run", steps).wait(300)
-    assert final == 0, (tmp_path / "run.log").read_text()[-3000:]
-    assert_same(run, tmp_path / "whole", steps)
