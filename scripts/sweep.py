@@ -175,8 +175,7 @@ def reckon_again(folder: Path) -> None:
     found = load(folder / "eval")
     if not found.probabilistic:
         return
-    embedded = found.image, found.text, found.corpus, found.table, found.token_lengths
-    figures = uncertainty.trace_metrics(*embedded, found.uncertainty)
+    figures = uncertainty.trace_metrics(found)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
     with replacing(folder / "eval.json") as temporary:

@@ -87,14 +87,8 @@ class Forked:
         self.folder = folder
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        words, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+        self.server = subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdin=pipe, stdout=pipe)
         self.pids: list[int] = []
         self.under_way = False
 

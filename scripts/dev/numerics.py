@@ -21,13 +21,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/prolip/measures/test_measures.py",
-    "tests/prolip/measures/test_measures_pairwise.py",
-    "tests/prolip/measures/test_measures_cancellation.py",
-    "tests/prolip/measures/test_match_probability.py",
+    "tests/prolip/measures",
+    "tests/prolip/losses",
     "tests/prolip/core/test_gaussian.py",
-    "tests/prolip/losses/test_contrastive.py",
-    "tests/prolip/losses/test_per_sample.py",
     "tests/prolip/models/test_towers.py",
     "tests/prolip/models/test_model.py",
     "tests/prolip/models/test_released.py",

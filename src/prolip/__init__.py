@@ -1,12 +1,12 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
+# ruff: noqa: F401  # names for type checkers
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from prolip.utils.late import late
-from prolip.utils.moved import Signpost
+from prolip.utils.moved import Signpost, late
 
 if TYPE_CHECKING:
     from prolip import losses, measures
@@ -30,28 +30,6 @@ if TYPE_CHECKING:
     from prolip.prompts.templates import build_zero_shot_classifier
     from prolip.search.index import SearchIndex
 
-__all__ = [
-    "Embedder",
-    "FewShotClassifier",
-    "Gaussian",
-    "SearchIndex",
-    "ZeroShotClassifier",
-    "build_zero_shot_classifier",
-    "create_model",
-    "create_model_and_transforms",
-    "create_model_from_pretrained",
-    "fit_uncertainty",
-    "get_tokenizer",
-    "list_models",
-    "list_pretrained",
-    "losses",
-    "measures",
-    "open_image",
-    "push_to_hub",
-    "save_pretrained",
-    "score_of",
-    "tokenize",
-]
 __version__ = "0.1.0"
 sys.meta_path.insert(0, Signpost())  # first: a folder left with old bytecode would be found as a package
 
@@ -63,31 +41,30 @@ if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it 
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
 # seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
 # and what fetches URLs.
-__getattr__ = late(
-    __name__,
-    {
-        "losses": "",
-        "measures": "",
-        "Gaussian": "gaussian",
-        "Embedder": "embedder",
-        "SearchIndex": "search.index",
-        "create_model": "factory",
-        "create_model_and_transforms": "factory",
-        "list_models": "models.registry",
-        "get_tokenizer": "models.tokenizer",
-        "create_model_from_pretrained": "factory",
-        "fit_uncertainty": "fitting.attach",
-        "open_image": "data.images",
-        "score_of": "methods",
-        "build_zero_shot_classifier": "prompts.templates",
-        "list_pretrained": "factory",
-        "tokenize": "factory",
-        "FewShotClassifier": "classifiers",
-        "ZeroShotClassifier": "classifiers",
-        "save_pretrained": "models.checkpoint",
-        "push_to_hub": "hub.sharing",
-    },
-)
+PLACES = {
+    "losses": "",
+    "measures": "",
+    "Gaussian": "gaussian",
+    "Embedder": "embedder",
+    "SearchIndex": "search.index",
+    "create_model": "factory",
+    "create_model_and_transforms": "factory",
+    "list_models": "models.registry",
+    "get_tokenizer": "models.tokenizer",
+    "create_model_from_pretrained": "factory",
+    "fit_uncertainty": "fitting.attach",
+    "open_image": "data.images",
+    "score_of": "methods",
+    "build_zero_shot_classifier": "prompts.templates",
+    "list_pretrained": "factory",
+    "tokenize": "factory",
+    "FewShotClassifier": "classifiers",
+    "ZeroShotClassifier": "classifiers",
+    "save_pretrained": "models.checkpoint",
+    "push_to_hub": "hub.sharing",
+}
+__getattr__ = late(__name__, PLACES)
+__all__ = sorted(PLACES)
 
 
 def __dir__() -> list[str]:

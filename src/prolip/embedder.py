@@ -36,40 +36,29 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-#: Batches that threads read ahead of the one that is embedded.
-AHEAD = 2
+AHEAD = 2  # Batches that threads read ahead of the one that is embedded
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What results and saved features record of a model.
-
-    fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
-    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none; score: of its
-    method, as `Score.to_dict` writes it; empty: csd, as in files from before methods had scores.
-    """
+    """What results and saved features record of a model."""
 
     name: str
-    fingerprint: str
+    fingerprint: str  # of weights, settings, preprocessing and tokenizer
     precision: str = "fp32"
-    probabilistic: bool = True
-    logit_scale: float | None = None
+    probabilistic: bool = True  # whether its variances mean something
+    logit_scale: float | None = None  # a of the logit a * similarity + b, None where the model has none
     logit_bias: float | None = None
-    score: dict[str, Any] = field(default_factory=dict)
+    score: dict[str, Any] = field(default_factory=dict)  # `Score.to_dict` of its method's; empty: csd, of older files
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """The score of the model's method, or the one named.
-
-        ValueError for an unknown one, and for one that needs variances where the model has none.
-        """
+        """The score of the model's method, or the one named; ValueError for one that the model cannot have."""
         own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
         return choose_score(similarity, own, self.probabilistic, self.name)
 
 
 class Embedded(NamedTuple):
-    """Gaussians (N, D), and their novelty in nats (N,) by end of the tower: how unlike the training data each input is;
-    {} in a model without a reference.
-    """
+    """Gaussians (N, D), and their novelty in nats (N,) by end of the tower; {} in a model without a reference."""
 
     z: Gaussian
     novelty: dict[str, Tensor]
@@ -78,22 +67,15 @@ class Embedded(NamedTuple):
 class Embedder:
     """A loaded model: images and texts in, Gaussians on the CPU out, and the score that ranks them.
 
-    network: `encode_image` and `encode_text` give Gaussians, or OpenCLIP's features, which become points; it is on
-    `device`. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts -> ids (B, L).
-    score: of the model's method; probabilistic: whether its variances mean something, else log_var = -inf and traces
-    are 0; logit_scale, logit_bias: as in `ModelCard`; novelty, text_novelty: functions of what `encode_hidden` gives ->
-    nats (B,) by end of the tower, None in a model without; parameters: how many the model has; loaded_from: the
-    `model`, `pretrained` and `tokenizer` given to `load`, {} where it was made otherwise.
+    network: `encode_image` and `encode_text` give Gaussians, or OpenCLIP's features, which become points. preprocess: a
+    Pillow image -> (3, H, W); tokenizer: list of texts -> ids (B, L). score: of the model's method; probabilistic:
+    whether its variances mean something, else log_var = -inf and traces are 0; novelty, text_novelty: functions of what
+    `encode_hidden` gives -> nats (B,) by end of the tower, None in a model without; loaded_from: the `model`,
+    `pretrained` and `tokenizer` given to `load`, {} where it was made otherwise.
     """
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        preprocess: Callable[[Image.Image], Tensor],
-        tokenizer: Callable[[list[str]], Tensor],
-        device: torch.device | str = "cpu",
-        precision: str = "fp32",
+    def __init__(  # noqa: PLR0917
+        self, name: str, network: nn.Module, preprocess: Callable, tokenizer: Callable, device="cpu", precision="fp32"
     ):
         inner = network.model if isinstance(network, PointModel) else network
         score, has_variances = own_score(inner)
@@ -102,15 +84,18 @@ class Embedder:
         self.network = network if has_variances or inner is not network else PointModel(network)
         self._given = network
         self.device, self.precision = torch.device(device), precision
-        self._note_fit()
+        if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
+            why = "its cosines said nothing of the pairs that its variances were fitted to, and so its"
+            warn_once(f"{name}: {why} similarities, variances and novelty mean nothing")
+        if score.units is not None and score.reader is None:
+            lacks = "has variances from before intervals, ambiguity of images and doubt were fitted"
+            log.info("%s %s. To fit them, run prolip uncertainty", name, lacks)
         trained = inner.model if isinstance(inner, FittedCLIP) else inner
         scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
         self.logit_scale = None if scale is None else scale.exp().item()
         self.logit_bias = None if bias is None else bias.item()
-        self.novelty, self.text_novelty = (
-            None if one is None else partial(_read_novelty, one, self.device)
-            for one in (fitted_novelty(inner), fitted_novelty(inner, "text"))
-        )
+        own = fitted_novelty(inner), fitted_novelty(inner, "text")
+        self.novelty, self.text_novelty = (one and partial(_read_novelty, one, self.device) for one in own)
         self.parameters = sum(parameter.numel() for parameter in inner.parameters())
         self.loaded_from: dict[str, str | None] = {}
 
@@ -130,12 +115,10 @@ class Embedder:
         with `pretrained`: a weights file or, for OpenCLIP's models, a tag; "random" for untrained weights, always the
         same. tokenizer: a folder of tokenizer files or `bpe`, instead of the model's own. device: cpu, cuda, cuda:0 or
         auto. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). Weights are float32.
-        ValueError and FileNotFoundError say what to give for unknown names and missing weights.
         """
         from prolip.loading import load_model  # late: it imports OpenCLIP
 
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+        autocast_dtype(precision)
         place = check_device(device)
         if precision == "amp_fp16" and place.type != "cuda":
             raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
@@ -148,10 +131,7 @@ class Embedder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 digits that change with weights, settings, preprocessing and tokenizer; "" for a model in training.
-
-        The first use takes some seconds per gigabyte of weights.
-        """
+        """32 digits that change with weights, settings, preprocessing and tokenizer; "" for a model in training."""
         from prolip.loading import model_fingerprint
 
         return model_fingerprint(self._given, self.preprocess, self.tokenizer) if self.loaded_from else ""
@@ -159,42 +139,40 @@ class Embedder:
     @property
     def card(self) -> ModelCard:
         """What results and saved features record of the model."""
-        return self._card(self.fingerprint)
+        settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
+        return ModelCard(self.name, self.fingerprint, *settings)
 
     def scored_by(self, similarity: Similarity = None) -> Score:
         """As `ModelCard.scored_by`, without the fingerprint."""
-        return self._card("").scored_by(similarity)
+        return choose_score(similarity, self.score, self.probabilistic, self.name)
 
     @property
     def reader(self) -> Reader | None:
-        """The score's reader of ambiguity, doubt and intervals; None in a model that has none."""
+        """The score's reader of ambiguity, doubt and intervals, if it has one."""
         return self.score.reader
 
     @property
     def units(self) -> Units | None:
-        """The unit of the traces: shares and information of images and texts; None in a model that has none."""
+        """The unit of the traces: shares and information of images and texts, if the score has one."""
         return self.score.units
 
     def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
-        """Embed images as Gaussians (N, D): Pillow images, paths, URLs or bytes, as `prolip.open_image` takes them.
-
-        workers: threads that read and preprocess, default one per core but one. ValueError for no image.
-        """
+        """Embed images as Gaussians (N, D), from what `prolip.open_image` takes; workers: threads that read them."""
         return _whole([z for _, z in self.stream(images, open_image, self.encode_image, batch_size, workers)], "image")
 
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
-        """Embed texts as Gaussians (N, D). ValueError for no text."""
+        """Embed texts as Gaussians (N, D)."""
         return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
 
     def embed(self, items: Iterable[Any], side: Side, batch_size: int = 64, workers: int | None = None) -> Embedded:
-        """Embed images or texts with their novelty, by one pass. ValueError for none."""
+        """Embed images or texts with their novelty, by one pass."""
         if side == "image":
             encode = partial(self.encode, side=side)
             parts = [part for _, part in self.stream(items, open_image, encode, batch_size, workers)]
         else:
             parts = [self.encode(self.tokenizer(group), side) for group in groups(items, batch_size)]
-        novelty = {end: torch.cat([part.novelty[end] for part in parts]) for end in (parts[0].novelty if parts else ())}
-        return Embedded(_whole([part.z for part in parts], side), novelty)
+        z = _whole([part.z for part in parts], side)
+        return Embedded(z, {end: torch.cat([part.novelty[end] for part in parts]) for end in parts[0].novelty})
 
     def stream(
         self,
@@ -207,9 +185,9 @@ class Embedder:
     ) -> Iterator[tuple[list[T], Any]]:
         """Yield batches of items, in order, with the embeddings of their images: the one loop over images.
 
-        read: item -> image; it and the preprocessing run in `workers` threads (default one per core but one), AHEAD
-        batches early at most. encode: pixels (B, 3, H, W) -> embeddings, such as `encode_image`. lost: called with an
-        item and the error of its image, which is left out; without it the error is raised.
+        read: item -> image; it and the preprocessing run in `workers` threads, AHEAD batches early at most. encode:
+        pixels (B, 3, H, W) -> embeddings, such as `encode_image`. lost: called with an item and the error of its image,
+        which is left out; without it the error is raised.
         """
 
         def prepare(item: T) -> tuple[T, Tensor | Exception]:
@@ -254,25 +232,10 @@ class Embedder:
         return Embedded(hidden.z, novelty(hidden))
 
     def __deepcopy__(self, memo: dict) -> Embedder:
-        """Itself: copies of what holds an embedder share its weights."""
-        return self
+        return self  # copies of what holds an embedder share its weights
 
     def __repr__(self) -> str:
         return f"Embedder({self.name!r}, device={str(self.device)!r}, precision={self.precision!r})"
-
-    def _card(self, fingerprint: str) -> ModelCard:
-        settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
-        return ModelCard(self.name, fingerprint, *settings)
-
-    def _note_fit(self) -> None:
-        """Warn of variances that mean nothing, and log that old ones lack parts."""
-        score = self.score
-        if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-            why = "its cosines said nothing of the pairs that its variances were fitted to, and so its"
-            warn_once(f"{self.name}: {why} similarities, variances and novelty mean nothing")
-        if score.units is not None and score.reader is None:
-            lacks = "has variances from before intervals, ambiguity of images and doubt were fitted"
-            log.info("%s %s. To fit them, run prolip uncertainty", self.name, lacks)
 
 
 def encode(network: nn.Module, side: Side, device: torch.device | str, precision: str, batch: Tensor) -> Gaussian:
@@ -302,9 +265,7 @@ def to_cpu(x: Tensor) -> Tensor:
 @contextlib.contextmanager
 def evaluating(model: nn.Module, device: torch.device | str, precision: str = "fp32") -> Iterator[None]:
     """Evaluation mode without gradients under autocast to `precision`; the modes of training return afterwards."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
-    dtype, modes = PRECISIONS[precision], [(module, module.training) for module in model.modules()]
+    dtype, modes = autocast_dtype(precision), [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode(), torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None):
@@ -314,11 +275,15 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
             module.training = training
 
 
-def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has; ValueError for others. auto: a GPU if there is one, or else the CPU.
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """The dtype of a precision's autocast, None for none; ValueError for an unknown one."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
 
-    "auto" and "cuda" are the GPU of this process's local rank, where torchrun or srun started several.
-    """
+
+def check_device(device: torch.device | str) -> torch.device:
+    """A device that this machine has; auto: a GPU if there is one, the local rank's, or else the CPU."""
     if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         device = f"cuda:{int(local) % count}"
@@ -326,10 +291,9 @@ def check_device(device: torch.device | str) -> torch.device:
         place = torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()}, counted from cuda:0")
+    if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
+        has = f"{count}, counted from cuda:0" if count else "no CUDA device; use cpu"
+        raise ValueError(f"device {device!r}: this machine has {has}")
     return place
 
 
@@ -341,10 +305,7 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and for its kind, as only it is trained.
-
-    name: the model's, for errors. ValueError for an unknown score, and one of variances where the model has none.
-    """
+    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and its kind: only it is trained."""
     if similarity is None or similarity == own.name:
         return own
     if not isinstance(similarity, (str, Score)):
@@ -352,14 +313,16 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
     if isinstance(similarity, str) and ":" in similarity:
         asked, _, settings = similarity.partition(":")
         return choose_score(asked, own, probabilistic, name).with_settings(settings)
-    kind = type(similarity) if isinstance(similarity, Score) else find_score(similarity)
-    if not isinstance(similarity, Score) and isinstance(own, kind):
+    if isinstance(similarity, Score):
+        score = similarity
+    elif isinstance(own, kind := find_score(similarity)):
         return own
-    try:
-        score = similarity if isinstance(similarity, Score) else kind()
-    except TypeError as error:
-        why = f"{similarity!r} is made of what a model learned for it, and {name} has none"
-        raise ValueError(f"{why}: its own is {own.name!r}") from error
+    else:
+        try:
+            score = kind()
+        except TypeError as error:
+            why = f"{similarity!r} is made of what a model learned for it, and {name} has none"
+            raise ValueError(f"{why}: its own is {own.name!r}") from error
     if not probabilistic and not score.supports_points:
         why = f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one"
         raise ValueError(f"{why}: use csd, mean or wasserstein2 (csd equals the cosine there)")
@@ -369,7 +332,7 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
 def embed_texts(
     encode: Callable[[Tensor], Gaussian], tokenizer: Callable, texts: Iterable[str], batch_size: int = 512
 ) -> Gaussian:
-    """Texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian. ValueError for no text."""
+    """Texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian."""
     return _whole([encode(tokenizer(group)) for group in groups(texts, batch_size)], "text")
 
 

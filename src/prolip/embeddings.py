@@ -21,66 +21,44 @@ from prolip.utils.outputs import replacing
 LEAST, SOUND = 30, 300
 #: Weights of pairs, and the scale of a logit, that float32 sums and exponents take.
 WEIGHTS, SCALES = (1e-9, 1e9), (1e-3, 1e4)
-#: Rows that are checked at once; names in a message.
-BLOCK, NAMED = 4096, 5
-#: Fields of `Pairs` that exist for both sides.
-PARTS = ("", "_of", "_hidden", "_first", "_first_of")
+BLOCK, NAMED = 4096, 5  # Rows that are checked at once; names in a message
+PARTS = ("", "_of", "_hidden", "_first", "_first_of")  # Fields of `Pairs` that exist for both sides
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """P matched pairs of N images and M texts, frozen.
+    """P matched pairs of N images and M texts, frozen; a text that several images have is one row, and vice versa."""
 
-    image: (N, D), text: (M, D), unit means, float; image_of, text_of: (P,) int64, the rows of each pair; scale: a of
-    the model's logit a * cosine + b. A text that several images have is one row, and so is an image with several texts.
-    weight: (P,), how often each pair occurs, default 1; text_ids: (M, L) int64, the token ids of the texts;
-    image_hidden, text_hidden: (N, W), (M, W'), inputs of the last projections; image_first, text_first: (F, 2 W),
-    (F', 2 W'), `Encoded.token_stats` of the rows image_first_of (F,), text_first_of (F',) int64, by default of all rows
-    in their order; empty: (D,), the mean of the text ""; changed: (E, C, D), means of the images changed_of (C,) int64
-    under E strong changes. image_keys, text_keys: names of the rows for messages, not saved; model: the fingerprint of
-    the model's means, 16 bytes in hexadecimal, "" where it is unknown.
-    Raises TypeError and ValueError for wrong types, shapes and non-finite numbers.
-    """
-
-    image: Tensor
-    text: Tensor
-    image_of: Tensor
+    image: Tensor  # (N, D), unit means, float
+    text: Tensor  # (M, D)
+    image_of: Tensor  # (P,) int64, the rows of each pair
     text_of: Tensor
-    scale: float
-    weight: Tensor | None = None
-    text_ids: Tensor | None = None
-    image_hidden: Tensor | None = None
+    scale: float  # a of the model's logit a * cosine + b
+    weight: Tensor | None = None  # (P,), how often each pair occurs, default 1
+    text_ids: Tensor | None = None  # (M, L) int64
+    image_hidden: Tensor | None = None  # (N, W), inputs of the last projections
     text_hidden: Tensor | None = None
-    image_first: Tensor | None = None
+    image_first: Tensor | None = None  # (F, 2 W), `Encoded.token_stats`
     text_first: Tensor | None = None
-    image_first_of: Tensor | None = None
+    image_first_of: Tensor | None = None  # (F,) int64, their rows, by default all in their order
     text_first_of: Tensor | None = None
-    empty: Tensor | None = None
-    changed: Tensor | None = None
-    changed_of: Tensor | None = None
-    image_keys: Sequence[str] | None = None
+    empty: Tensor | None = None  # (D,), the mean of the text ""
+    changed: Tensor | None = None  # (E, C, D), means of images under E strong changes
+    changed_of: Tensor | None = None  # (C,) int64, their rows
+    image_keys: Sequence[str] | None = None  # names of the rows for messages, not saved
     text_keys: Sequence[str] | None = None
-    model: str = ""
+    model: str = ""  # fingerprint of the model's means, 16 bytes in hexadecimal, "" where it is unknown
 
     def __post_init__(self) -> None:
-        for side in get_args(Side):
-            keys = getattr(self, f"{side}_keys")
-            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"), keys)
-            for part in ("hidden", "first"):
-                self._check_part(side, f"{side}_{part}", keys)
-        widths, counts = [self.image.shape[1], self.text.shape[1]], [len(self.image_of), len(self.text_of)]
-        if widths[0] != widths[1]:
-            raise ValueError(f"images have {widths[0]} dimensions and texts {widths[1]}: embed both by one model")
-        if counts[0] != counts[1]:
-            raise ValueError(
-                f"{counts[0]} rows of images and {counts[1]} rows of texts: give one of each for every pair"
-            )
-        low, high = SCALES
-        if not low <= self.scale <= high:
-            remedy = f"give exp(logit_scale) of the model, from {low:g} to {high:g}"
+        images, texts = (self._check_side(side) for side in get_args(Side))
+        if images != texts:
+            got = f"{images[0]} rows of images and {texts[0]} rows of texts, of {images[1]} and {texts[1]} dimensions"
+            raise ValueError(f"{got}: give one of each for every pair, embedded by one model")
+        if not SCALES[0] <= self.scale <= SCALES[1]:
+            remedy = f"give exp(logit_scale) of the model, from {SCALES[0]:g} to {SCALES[1]:g}"
             raise ValueError(f"scale={self.scale} is no factor of a logit: {remedy}")
-        low, high = WEIGHTS
-        if (w := self.weight) is not None and (w.shape != self.image_of.shape or not ((low <= w) & (w <= high)).all()):
+        (low, high), w = WEIGHTS, self.weight
+        if w is not None and (w.shape != self.image_of.shape or not ((low <= w) & (w <= high)).all()):
             raise ValueError(f"weight is {tuple(w.shape)}, want numbers from {low:g} to {high:g} for {len(self)} pairs")
         ids, want = self.text_ids, (len(self.text), torch.int64)
         if ids is not None and (ids.ndim != 2 or (len(ids), ids.dtype) != want or not ids.shape[1]):
@@ -88,23 +66,36 @@ class Pairs:
         if self.empty is not None:
             _check_finite("empty", self.empty.unsqueeze(0))
         if (changed := self.changed) is not None:
-            _check_rows("changed_of", self.changed_of, len(self.image))
-            rest = (len(self.changed_of), self.image.shape[1])  # type: ignore[arg-type]
+            rest = _check_rows("changed_of", self.changed_of, len(self.image)), self.image.shape[1]
             if changed.ndim != 3 or changed.shape[1:] != rest:
                 raise ValueError(f"changed is {tuple(changed.shape)}, want (E, {rest[0]}, {rest[1]})")
             _check_finite("changed", changed.flatten(0, 1))
 
-    def _check_part(self, side: str, name: str, keys: Sequence[str] | None) -> None:
-        x, some, rows = getattr(self, name), getattr(self, f"{name}_of", None), len(getattr(self, side))
-        of = f"each of the {rows} {side}s"
-        if some is not None:
-            _check_rows(f"{name}_of", some if x is not None else None, rows)
-            of, rows = f"each of {len(some)} {side}s", len(some)
-        if x is None:
-            return
-        if x.ndim != 2 or len(x) != rows or not x.is_floating_point():
-            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, want a row for {of}, float")
-        _check_finite(name, x, keys if some is None or keys is None else [keys[row] for row in some])
+    def _check_side(self, side: str) -> tuple[int, int]:
+        """Number of a side's rows in the pairs, and of its dimensions."""
+        mean, rows, keys = (getattr(self, f"{side}{part}") for part in ("", "_of", "_keys"))
+        for name, x in ((side, mean), (f"{side}_of", rows)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
+        if mean.ndim != 2 or not mean.is_floating_point() or not len(mean):
+            raise ValueError(f"{side} is {mean.dtype} {tuple(mean.shape)}, want unit means (rows, D), float, rows > 0")
+        if not _check_rows(f"{side}_of", rows, len(mean)):
+            raise ValueError("no pair: nothing can be fitted")
+        _check_finite(side, mean, keys)
+        lengths = torch.cat([part.float().norm(dim=1) for part in mean.split(BLOCK)])
+        if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
+            got = f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}"
+            raise ValueError(f"{got}, want unit means: torch.nn.functional.normalize(x, dim=-1)")
+        for name in (f"{side}_hidden", f"{side}_first"):
+            x, some, count = getattr(self, name), getattr(self, f"{name}_of", None), len(mean)
+            if some is not None:
+                count = _check_rows(f"{name}_of", some if x is not None else None, count)
+            if x is None:
+                continue
+            if x.ndim != 2 or len(x) != count or not x.is_floating_point():
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, want a row for each of {count} {side}s, float")
+            _check_finite(name, x, keys if some is None or keys is None else [keys[row] for row in some])
+        return len(rows), mean.shape[1]
 
     @property
     def caution(self) -> str:
@@ -156,7 +147,7 @@ class Pairs:
         return Pairs(**parts, scale=self.scale, weight=self.weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All but the keys by name, for safetensors; `from_tensors` reads it."""
+        """All but the keys by name, for safetensors."""
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kept = {name: x.contiguous() for name, x in named.items() if isinstance(x, Tensor)}
         kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
@@ -169,7 +160,7 @@ class Pairs:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:
-        """Read what `tensors` gave. Raises ValueError for missing or unknown names."""
+        """Read what `tensors` gave."""
         wanted = {"image", "text", "image_of", "text_of", "scale"}
         known = set(cls.__dataclass_fields__) - {"image_keys", "text_keys"}
         if not wanted <= tensors.keys() <= known:
@@ -181,21 +172,15 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedEmbeddings:
-    """This rank's share of N images and M texts, embedded by one model; nothing says which texts an image came with.
+    """This rank's share of N images and M texts, embedded by one model; nothing says which texts an image came with."""
 
-    keys: of the rank's n images; image: (n, D), text: (m, D), unit means, float32; log_var is -inf where the model's
-    variances mean nothing; text_ids: (m, L) int64; image_novelty, text_novelty: depth -> nats (n,), (m,), empty where
-    the model has none; image_rows: (n,), text_rows: (m,) int64, their rows among the N and M, rising, None where this
-    rank has all.
-    """
-
-    keys: Sequence[str]
-    image: Gaussian
-    text: Gaussian
-    text_ids: Tensor
-    image_novelty: dict[str, Tensor]
+    keys: Sequence[str]  # of the rank's n images
+    image: Gaussian  # (n, D), unit means, float32; log_var is -inf where the model's variances mean nothing
+    text: Gaussian  # (m, D)
+    text_ids: Tensor  # (m, L) int64
+    image_novelty: dict[str, Tensor]  # depth -> nats (n,), empty where the model has none
     text_novelty: dict[str, Tensor]
-    image_rows: Tensor | None = None
+    image_rows: Tensor | None = None  # (n,) int64 among the N, rising, None where this rank has all
     text_rows: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -219,37 +204,17 @@ def check_enough(pairs: int) -> None:
 
 def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> None:
     """ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
-    bad = [(~part.isfinite().all(1)).nonzero().squeeze(1) + BLOCK * i for i, part in enumerate(x.split(BLOCK))]
-    lost = torch.cat(bad).tolist()
+    lost = torch.cat([~part.isfinite().all(1) for part in x.split(BLOCK)]).nonzero().squeeze(1).tolist()
     if lost:
         named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost], NAMED)
-        where = f"in {len(lost)} of {len(x)} rows ({named})"
         remedy = "leave these samples out, or take a model that has not diverged"
-        raise ValueError(f"{name} holds NaN or infinite values {where}: {remedy}")
+        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): {remedy}")
 
 
-def _check_rows(name: str, rows: Tensor | None, count: int) -> None:
-    """ValueError unless rows are (F,) int64 from 0 to below `count`, and belong to something."""
+def _check_rows(name: str, rows: Tensor | None, count: int) -> int:
+    """Number of rows, (F,) int64 from 0 to below `count`, that a part describes; ValueError for anything else."""
     fits = rows is not None and rows.ndim == 1 and rows.dtype == torch.int64
-    if not fits or not ((rows >= 0) & (rows < count)).all():  # type: ignore[operator, union-attr]
+    if rows is None or not fits or not ((rows >= 0) & (rows < count)).all():
         got = "missing, or without its part" if rows is None else f"{rows.dtype} {tuple(rows.shape)}"
-        raise ValueError(f"{name} is {got}, want (F,) int64 below {count}, the rows that the part describes")
-
-
-def _check_side(side: str, mean: Any, rows: Any, keys: Sequence[str] | None) -> None:
-    for name, x in ((side, mean), (f"{side}_of", rows)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
-    if mean.ndim != 2 or not mean.is_floating_point() or not len(mean):
-        raise ValueError(f"{side} is {mean.dtype} {tuple(mean.shape)}, want unit means (rows, D), float, rows > 0")
-    if rows.ndim != 1 or rows.dtype != torch.int64:
-        raise ValueError(f"{side}_of is {rows.dtype} {tuple(rows.shape)}, want the rows of the pairs, (P,) int64")
-    if not len(rows):
-        raise ValueError("no pair: nothing can be fitted")
-    if rows.amin() < 0 or rows.amax() >= len(mean):
-        raise ValueError(f"{side}_of has rows from {rows.amin()} to {rows.amax()} and there are {len(mean)} {side}s")
-    _check_finite(side, mean, keys)
-    lengths = torch.cat([part.float().norm(dim=1) for part in mean.split(BLOCK)])
-    if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
-        got = f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}"
-        raise ValueError(f"{got}, want unit means: torch.nn.functional.normalize(x, dim=-1)")
+        raise ValueError(f"{name} is {got}, want (F,) int64 from 0 to below {count}, the rows that the part describes")
+    return len(rows)

@@ -1,9 +1,4 @@
-"""Export both towers as graphs for programs without this code.
-
-Each becomes a graph of its own with a dynamic batch, whose outputs are `mean` and `log_var`: ONNX, which needs the
-extra `export`, or a program of PyTorch. Models are ours of any method, OpenCLIP's, and those with fitted variances;
-docs/export.md has more.
-"""
+"""Both towers as graphs for programs without this code: ONNX, which needs the extra `export`, or a PyTorch program."""
 
 from __future__ import annotations
 
@@ -27,8 +22,7 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
-#: The extra file of a program of PyTorch with `facts`.
-FACTS = "prolip.json"
+FACTS = "prolip.json"  # The extra file of a program of PyTorch with `facts`
 BATCHES = (1, 3, 64)
 TOLERANCE = 1e-4
 
@@ -93,10 +87,7 @@ def load(model: str, pretrained: str | None = None) -> nn.Module:
 
 
 def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
-    """A tower by `torch.export`, for any number of rows.
-
-    Raises ValueError unless its model is in float32 on a CPU, and for a tower that is no graph to torch.export.
-    """
+    """A tower by `torch.export`, for any number of rows; ValueError unless its model is in float32 on a CPU."""
     kinds = {(p.dtype, p.device.type) for p in encoder.model.parameters()}
     if kinds != {(torch.float32, "cpu")}:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -111,21 +102,10 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
         raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower ({why}): {remedy}") from error
 
 
-def check_place(folder: str | Path, format: str, size: int = 0) -> None:
-    """ValueError unless the graphs of a format can be written into this folder, and so many bytes."""
-    check_output(folder, folder=True, size=size)
-    for name in ("image", "text"):
-        if (path := Path(folder) / f"{name}.{format}").is_dir():
-            raise ValueError(f"{path} is a folder: move it, or give another place for the graphs")
-
-
 def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
-    """`write` both encoders into the folder in one step, where its other files stay; name -> file.
-
-    On a full disk the former graphs stay. ValueError where the folder cannot be written.
-    """
+    """`write` both encoders into the folder in one step, where its other files stay; name -> file."""
     names = {encoder: f"{encoder.name}.{format}" for encoder in (ImageEncoder(model), TextEncoder(model))}
-    check_place(folder, format, sum(p.nbytes for p in model.parameters()))
+    check_output(folder, folder=True, size=sum(p.nbytes for p in model.parameters()))
     with replacing_folder(Path(folder), kept=lambda name: not name.startswith(tuple(names.values()))) as place:
         for encoder, name in names.items():
             write(encoder, place / name)
@@ -133,10 +113,7 @@ def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Calla
 
 
 def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
-    """Write image.onnx and text.onnx into a folder, with `facts` as metadata; name -> file.
-
-    Raises ImportError where the extra `export` is not installed, ValueError where the folder cannot be written.
-    """
+    """Write image.onnx and text.onnx into a folder, with `facts` as metadata; name -> file."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ImportError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
@@ -156,9 +133,7 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 class PlainAttention(TorchFunctionMode):
-    """While entered, attention is its products and softmax: torch.onnx.export would later take a fused one apart into
-    an order in memory that the rest of some graphs does not expect.
-    """
+    """While entered, attention is its products and softmax: torch.onnx.export takes a fused one badly apart."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention:
@@ -167,10 +142,7 @@ class PlainAttention(TorchFunctionMode):
 
 
 def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
-    """Write image.pt2 and text.pt2, which `torch.export.load` reads without this code; name -> file.
-
-    `facts` are their extra file `prolip.json`. ValueError where the folder cannot be written.
-    """
+    """Write image.pt2 and text.pt2, which `torch.export.load` reads without this code; name -> file."""
 
     def write(encoder: Encoder, path: Path) -> None:
         whole = io.BytesIO()  # PyTorch's own writer ends the process where a disk is full
@@ -181,11 +153,7 @@ def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 def facts(model: Any) -> dict:
-    """Everything that a caller needs besides the graphs: pixels, context, whether variances count, and the score.
-
-    score: for `prolip.methods.score_from_dict`. logit_scale, logit_bias: of the csd similarity or the cosine alone; the
-    other scores have them in `score`.
-    """
+    """What a caller needs besides the graphs: pixels, context, whether variances count, and the score."""
     inner = towers_of(model)
     score, probabilistic = own_score(model if isinstance(model, FittedCLIP) else inner)
     length, _, pad = text_input(model)
@@ -215,10 +183,7 @@ def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def largest_differences(model: nn.Module, files: dict[str, Path], batches: Sequence[int] = BATCHES) -> dict[str, float]:
-    """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs.
-
-    Equal infinities, the log_var of points, differ by 0. ValueError for a file that does not run.
-    """
+    """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs."""
     found, generator = {}, torch.Generator().manual_seed(0)
     for encoder in (ImageEncoder(model), TextEncoder(model)):
         run, worst = runner(files[encoder.name], encoder.name), 0.0
@@ -226,12 +191,11 @@ def largest_differences(model: nn.Module, files: dict[str, Path], batches: Seque
             x = encoder.example(rows, generator)
             with evaluating(encoder, "cpu"):
                 outputs, wanted = run(x), encoder(x)
-            pairs = list(zip(outputs, wanted))
-            gaps = [torch.where(a == b, 0.0, (a - b).abs() / b.abs().clamp(min=1)).max() for a, b in pairs]
-            worst = float(torch.stack([torch.tensor(worst), *gaps]).max())  # NaN stays, too
+            for a, b in zip(outputs, wanted):  # equal infinities, the log_var of points, differ by 0
+                gap = torch.where(a == b, 0.0, (a - b).abs() / b.abs().clamp(min=1)).max()
+                worst = float(torch.maximum(torch.tensor(worst), gap))  # NaN stays, too
         found[encoder.name] = worst
     return found
 
 
-#: Format -> its writer.
-WAYS = {"onnx": export_onnx, "pt2": export_pt2}
+WAYS = {"onnx": export_onnx, "pt2": export_pt2}  # Format -> its writer

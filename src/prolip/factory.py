@@ -29,6 +29,7 @@ WHOLE = "weights of a whole model are loaded: pretrained=<file>"
 OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
     "force_custom_text": ((False, True, None), ""),
+    "output_dict": ((False, None), "the output is a named tuple"),
     "force_patch_dropout": ((None, 0.0), "patches are dropped with encode_image(x, keep=...)"),
     "pretrained_image": ((False, None), WHOLE),
     "pretrained_text": ((True, False, None), ""),
@@ -49,7 +50,6 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     force_preprocess_cfg: dict[str, Any] | None = None,
     force_context_length: int | None = None,
     cache_dir: str | None = None,
-    output_dict: bool | None = None,
     require_pretrained: bool = False,
     weights_only: bool = True,
     **model_kwargs: Any,
@@ -57,12 +57,11 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     """Build a ProLIP model by name, in training mode, with weights where the name or `pretrained` gives them.
 
     model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
-    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone. A
-    checkpoint of `training` gives its last weights, not their average.
+    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone.
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
-    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5, mask_padding=True or
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or
     method_cfg={"name": "siglip"}; OpenCLIP's other options, such as jit, at their defaults.
     """
     if precision not in PRECISIONS:
@@ -74,7 +73,10 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
         config["vision_cfg"]["image_size"] = force_image_size
     if force_context_length is not None:
         config["text_cfg"]["context_length"] = force_context_length
-    config = complete(override(config, **_without_openclip_only(model_kwargs)))
+    for name, (neutral, remedy) in OPENCLIP_ONLY.items():
+        if (asked := model_kwargs.pop(name, neutral[0])) not in neutral:
+            raise ValueError(f"{name}={asked!r} is OpenCLIP's alone: leave it out; {remedy}")
+    config = complete(override(config, **model_kwargs))
     check(PreprocessRules, force_preprocess_cfg or {}, "preprocess_cfg")
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and require_pretrained:
@@ -82,8 +84,15 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
-    model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
-    _extend(model)
+    model = ProLIP(config, low_precision=precision in CASTS)
+    given = model.config["method_cfg"]
+    method = find_method(given["name"])
+    try:
+        own = method.config(**given.get("config", {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
+    if method.extend is not None:
+        model.extend(partial(method.extend, config=own))
     if weights is not None:
         load_checkpoint(model, weights, weights_only, image_grid=grid_of(theirs))
     cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
@@ -93,26 +102,6 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
     return model.to(device)
-
-
-def _without_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those of OpenCLIP's alone. ValueError for one that asks for something."""
-    for name, (neutral, remedy) in OPENCLIP_ONLY.items():
-        if name in options and options[name] not in neutral:
-            raise ValueError(f"{name}={options[name]!r} is OpenCLIP's alone: leave it out; {remedy}")
-    return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
-
-
-def _extend(model: ProLIP) -> None:
-    """Add the parts of the model's method. ValueError for an unknown method, or a configuration not its own."""
-    given = model.config["method_cfg"]
-    method = find_method(given["name"])
-    try:
-        config = method.config(**given.get("config", {}))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
-    if method.extend is not None:
-        model.extend(partial(method.extend, config=config))
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -130,10 +119,7 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     force_preprocess_cfg: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[ProLIP, Any, Any]:
-    """(model, transform for training, transform for evaluation); aug_cfg as OpenCLIP's, a dict or AugmentationCfg.
-
-    The transforms take Pillow images of any mode, see `flattening`.
-    """
+    """(model, transform for training, transform for evaluation) of Pillow images of any mode; aug_cfg as OpenCLIP's."""
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
     forced = {**(force_preprocess_cfg or {}), **{key: value for key, value in given.items() if value is not None}}
@@ -147,10 +133,7 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
 
 
 def flattening(transform: Compose) -> Compose:
-    """OpenCLIP's transform of Pillow images of any mode, which become RGB first, as those of training's files do.
-
-    OpenCLIP converts after resizing and drops transparency, which shows hidden colours. RGB is untouched.
-    """
+    """OpenCLIP's transform after a conversion to RGB, without which transparency would show hidden colours."""
     return Compose([as_rgb, *transform.transforms])
 
 
@@ -163,10 +146,7 @@ def create_model_from_pretrained(
     return_transform: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """(model, transform for evaluation), or the model alone; ValueError where there are no weights to load.
-
-    kwargs: as `create_model_and_transforms`'.
-    """
+    """(model, transform for evaluation), or the model alone; ValueError where there are no weights to load."""
     kwargs |= {"precision": precision, "device": device, "require_pretrained": True}
     model, _, preprocess = create_model_and_transforms(model_name, pretrained, **kwargs)
     return (model, preprocess) if return_transform else model
@@ -178,8 +158,5 @@ def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
-    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`.
-
-    Those of a ProLIP are `hf-hub:<org/name>`, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B.
-    """
+    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`."""
     return open_clip.list_pretrained(as_str)

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-# The backward pass multiplies twice for each product of the forward pass.
-FORWARD_AND_BACKWARD = 3
+FORWARD_AND_BACKWARD = 3  # The backward pass multiplies twice for each product of the forward pass
 #: Dense bf16 peaks of data sheets, SXM form. docs/scaling.md gives the sources.
 PEAK_TFLOPS = {"A100": 312.0, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
 
@@ -47,19 +46,13 @@ def without_data() -> Iterator[None]:
 
 @contextmanager
 def count_flops() -> Iterator[FlopCounterMode]:
-    """Count FLOPs inside, multiply and add apart: `get_total_flops()` of the yielded counter.
-
-    Attention runs as plain matrix products, because FlopCounterMode counts 0 for some fused kernels (the CPU's).
-    """
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    """Count FLOPs inside, multiply and add apart: `get_total_flops()` of the yielded counter."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # which counts 0 for fused kernels
         yield counter
 
 
 def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
-    """FLOPs of one row through an encoder of a model on the meta device whose parameters require no gradients.
-
-    NotImplementedError where a tower's path depends on values, as in text towers of transformers before 5.
-    """
+    """FLOPs of one row through an encoder of a model on the meta device whose parameters require no gradients."""
     try:
         with without_data(), count_flops() as counter:
             if kind == "text":

@@ -24,38 +24,29 @@ ATTRIBUTES = {
 }
 
 
-def refuse(what: str, remedy: str, *of: type) -> Callable[..., Any]:
-    """A method that raises TypeError, or leaves operands that are none of the types `of` to Python."""
-
-    def method(self: Any, *others: Any, **_: Any) -> Any:
-        if of and not isinstance(others[0], of):
-            return NotImplemented
-        raise TypeError(f"a Gaussian has no {what}: {remedy}")
-
-    return method
-
-
-def item(self: Any, index: Any) -> Any:
-    """z[0] is the mean and z[1] the log variance, as in unpacking. TypeError and IndexError for rows."""
-    if type(index) is not int:
-        raise TypeError(ROWS)
-    if not -2 <= index < 2:
-        raise IndexError(f"z[{index}]: {ROWS}")
-    return self.log_var if index % 2 else self.mean  # torch.compile traces this, and not tuple's own in every version
-
-
-def missing(self: Any, name: str) -> NoReturn:
-    """AttributeError, with a remedy for what tensors have."""
-    remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
-    of_tensors = not name.startswith("_") and hasattr(Tensor, name)
-    raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
-
-
 def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
-    """Class decorator: `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple, so each says what to write.
+    """Class decorator: `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple, so each says what to write."""
 
-    Whatever takes a tuple apart works: unpacking, z[0], len(z), pickle, tree_map, DDP, torch.compile.
-    """
+    def refuse(what: str, remedy: str, *of: type) -> Callable[..., Any]:
+        def method(self: Any, *others: Any, **_: Any) -> Any:
+            if of and not isinstance(others[0], of):
+                return NotImplemented
+            raise TypeError(f"a Gaussian has no {what}: {remedy}")
+
+        return method
+
+    def item(self: Any, index: Any) -> Any:
+        if type(index) is not int:
+            raise TypeError(ROWS)
+        if not -2 <= index < 2:
+            raise IndexError(f"z[{index}]: {ROWS}")
+        return self.log_var if index % 2 else self.mean  # torch.compile traces this, not tuple's own in every version
+
+    def missing(self: Any, name: str) -> NoReturn:
+        remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
+        of_tensors = not name.startswith("_") and hasattr(Tensor, name)
+        raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
+
     methods: dict[str, Any] = {"getitem": item, "getattr": missing, "contains": refuse("operator in", COMPARE)}
     for sign, names in {"+": "add radd", "*": "mul rmul"}.items():
         methods |= {name: refuse(f"operator {sign}", COMPUTE) for name in names.split()}
@@ -72,8 +63,7 @@ def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
 class Gaussian(NamedTuple):
     """Diagonal Gaussians N(mean, diag exp(log_var)), ProLIP section 3.1.
 
-    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). Unpacks as a tuple of its two tensors; operators
-    of tuples and tensors raise TypeError and say what to write.
+    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). Unpacks as a tuple of its two tensors.
     """
 
     mean: Tensor
@@ -106,10 +96,7 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean[rows], self.log_var[rows])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """`count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D).
-
-        generator: on the device of the mean. The noise is drawn and the points returned in the dtype of the mean.
-        """
+        """`count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D)."""
         mean, shape = self.mean, (count, *self.mean.shape)
         noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
         return (mean + (0.5 * self.log_var).exp() * noise).to(mean.dtype)
@@ -123,7 +110,7 @@ def upcast(x: Tensor) -> Tensor:
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """A region in which matrix products keep their dtype and full precision: no autocast, no TF32.
 
-    Heads, measures, losses and rankings run in it. Compiled graphs keep the precision that the process has.
+    Compiled graphs keep the precision that the process has.
     """
     context: AbstractContextManager = nullcontext()
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has none
@@ -154,26 +141,19 @@ def check_gaussian(z: Any, name: str = "z") -> None:
     if not isinstance(z, Gaussian):
         raise TypeError(f"{name} is {kind_of(z)}, want a Gaussian: {_remedy(z)}")
     for part, x in zip(z._fields, z):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}.{part} is {kind_of(x)}, want a tensor: torch.as_tensor({part})")
-        if not x.is_floating_point():
-            raise TypeError(f"{name}.{part} is {x.dtype}, want a float tensor: {part}.float()")
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"{name}.{part} is {kind_of(x)}, want a float tensor: torch.as_tensor({part}).float()")
     mean, log_var = z
-    if mean.shape != log_var.shape:
-        shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ"
-        raise ValueError(f"{name}: {shapes}: a Gaussian has one variance per dimension; expand log_var")
-    if not mean.ndim:
-        raise ValueError(f"{name} has single numbers for mean and log_var, want (..., D): mean.reshape(1) if D is 1")
+    if mean.shape != log_var.shape or not mean.ndim:
+        shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ, or have no dimension"
+        raise ValueError(f"{name}: {shapes}: give (..., D) for both; expand log_var")
     if mean.device != log_var.device:
         devices = f"mean is on {mean.device} and log_var on {log_var.device}"
         raise ValueError(f"{name}: {devices}: move both with {name}.to(device)")
 
 
 def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
-    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers; D: `width`, if it is given.
-
-    A log variance of -inf is finite here: it belongs to a point. Waits for the device, so it is not for training steps.
-    """
+    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers, but for the -inf of points."""
     check_gaussian(z, name)
     if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
         got = f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'})"
@@ -243,10 +223,9 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
         raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
     for i, z in enumerate(parts):
         check_gaussian(z, f"gaussians[{i}]")
-        own, first = ((tuple(x.mean.shape[1:]), x.mean.device) for x in (z, parts[0]))
-        if own != first:
-            found = f"gaussians[{i}] has rows of shape {own[0]} on {own[1]}, gaussians[0] {first[0]} on {first[1]}"
-            raise ValueError(f"{found}: join embeddings of one model on one device")
+    kinds = [f"{tuple(z.mean.shape[1:])} on {z.mean.device}" for z in parts]
+    if len(set(kinds)) > 1:
+        raise ValueError(f"rows have shapes {', '.join(kinds)}: join embeddings of one model on one device")
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
 
 
@@ -259,11 +238,9 @@ def as_points(features: Tensor | Gaussian) -> Gaussian:
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:
     """A class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (the variance is not divided by N).
 
-    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the averaged mean to
-    unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is a
-    log-sum-exp, for log variances of a dimension within 80 of each other. A weight of exactly 0 drops its prompt and
-    has a finite gradient; weights that are all 0 describe no class: log_var is -inf. Raises ValueError for N = 0, for
-    weights of another shape, and for weights that are negative or do not sum to one.
+    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the mean to unit
+    length, as the released evaluation does. A weight of 0 drops its prompt and has a finite gradient; weights that are
+    all 0 describe no class: log_var is -inf.
     """
     check_gaussian(z)
     z = z.float()
@@ -271,10 +248,9 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
         raise ValueError(f"a mixture needs prompts (..., N, D) with N >= 1, got {tuple(z.mean.shape)}")
     if weights is None:
         weights = z.mean.new_full(z.mean.shape[:-1], 1 / z.mean.shape[-2])
-    elif not isinstance(weights, Tensor):
-        raise TypeError(f"weights are {kind_of(weights)}, want a tensor (..., N): torch.tensor(weights)")
-    elif weights.shape != z.mean.shape[:-1]:
-        raise ValueError(f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)")
+    elif not isinstance(weights, Tensor) or weights.shape != z.mean.shape[:-1]:
+        got = f"weights, {kind_of(weights)}, do not fit prompts {tuple(z.mean.shape[:-1])}"
+        raise ValueError(f"{got}: give a tensor (..., N)")
     weights = weights.to(z.mean)
     total = weights.sum(-1)
     if not bool(((weights > -1e-4).all(-1) & (((total - 1).abs() < 1e-3) | (total == 0))).all()):

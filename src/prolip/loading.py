@@ -25,18 +25,15 @@ from prolip.gaussian import kind_of
 from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.config import PreprocessRules, check, check_openclip, is_released
 from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model
-from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, own_models, why_unknown
-from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
+from prolip.models.registry import check_own_weights, hub_file, hub_files, is_bare, own_models, why_unknown
+from prolip.models.tokenizer import BPETokenizer, check_ids, cut, get_tokenizer, local, read_folder
 from prolip.uncertainty.openclip import FILE, PointModel, has_variances, with_variances
 from prolip.utils.documents import read_json
-from prolip.utils.late import late
-from prolip.utils.links import check_links
+from prolip.utils.moved import late
 
 RANDOM = "random"
-#: Seed of weights that are asked to be random, so that they are the same in every process.
-SEED = 0
-#: Texts whose tokens are part of a fingerprint.
-TEXTS = ("a photo of a cat.", "Zürich, 12:30")
+SEED = 0  # Seed of weights that are asked to be random, so that they are the same in every process
+TEXTS = ("a photo of a cat.", "Zürich, 12:30")  # Texts whose tokens are part of a fingerprint
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
 FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
@@ -113,21 +110,12 @@ def is_prolip(model: str) -> bool:
     """Whether a name means one of our models. ValueError for a name that nobody knows."""
     if not isinstance(model, str):
         raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
-    schema, name = parse_model_name(model)
-    if schema:
+    if parse_model_name(model)[0]:
         config, _ = read_config(config_file(model))
         return "prolip_cfg" in config or is_released(config)
-    if model in own_models():
-        return True
-    if model.replace("/", "-") in open_clip.list_models():
-        return False
-    raise ValueError(why_unknown(model))
-
-
-def is_bare(model: str) -> bool:
-    """Whether a name means a local folder that holds a configuration alone."""
-    schema, name = parse_model_name(model)
-    return schema == "local-dir" and not any((Path(name) / weights).is_file() for weights in WEIGHT_NAMES)
+    if model not in own_models() and model.replace("/", "-") not in open_clip.list_models():
+        raise ValueError(why_unknown(model))
+    return model in own_models()
 
 
 def config_file(model: str) -> Path:
@@ -140,9 +128,8 @@ def config_file(model: str) -> Path:
 def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
     """ValueError or FileNotFoundError where no weights are named, or none are there."""
     schema, name = parse_model_name(model)
-    if schema and not (pretrained and ours and is_bare(model)):
-        if pretrained:
-            raise ValueError(f"{model} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+    check_own_weights(model, pretrained)
+    if schema and not (pretrained and ours):
         if schema == "local-dir":
             find_in(name, WEIGHT_NAMES, "weights")
         return
@@ -163,37 +150,20 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
 
 
 def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
-    """OpenCLIP's tokenizer of a model, its files looked up in the cache first and asked of the hub only once.
-
-    tokenizer: a folder of files or `bpe`. Texts are cut as `prolip.models.tokenizer.cut` says. FileNotFoundError naming
-    what to fetch where the files are not to be had, ValueError for files that are none.
-    """
+    """OpenCLIP's tokenizer of a model, or `bpe` or a folder's, of texts that `models.tokenizer.cut` shortened."""
     schema, name = parse_model_name(model)
     check_openclip_config(model)
     config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))
-    text = config.get("text_cfg", {})
-    context = text.get("context_length", open_clip.tokenizer.DEFAULT_CONTEXT_LENGTH)
-    if tokenizer == "bpe":
-        return BPETokenizer(context)
-    source = tokenizer or text.get("hf_tokenizer_name")
-    if not source:
-        return BPETokenizer(context, **(text.get("tokenizer_kwargs") or {}))
-    if schema == "local-dir" and tokenizer is None:
-        source = name
-    if not Path(source).is_dir():
-        try:
-            source = str(hub_files(source, ALL_NAMES))
-        except HubFileNotFoundError as error:
-            why = f"{model} reads texts with the tokenizer {source}, whose files are not on this machine ({error})"
-            fetch = f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here"
-            raise FileNotFoundError(f"{why}. {fetch} and give it: --tokenizer <folder>") from error
-    check_links(source)
-    options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
-    try:
-        made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)
-    except Exception as error:  # damaged files raise whatever their values happen to mean
-        raise ValueError(f"transformers cannot read a tokenizer from {source}: {first_line(error)}") from error
-    return partial(_tokenize_cut, made, context)
+    text = config["text_cfg"]
+    context, options = text.get("context_length", 77), text.get("tokenizer_kwargs") or {}
+    source = tokenizer or text.get("hf_tokenizer_name") or "bpe"
+    if source == "bpe":
+        made = BPETokenizer(context, **({} if tokenizer else options))
+        check_ids(made, source, model, {"text_cfg": text})
+        return made
+    place = local(name if schema == "local-dir" and tokenizer is None else source, model)
+    read = read_folder(place, context_length=context, tokenizer_mode=text.get("tokenizer_mode"), **options)
+    return partial(_tokenize_cut, read, context)  # which can be pickled
 
 
 def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list[str]) -> Tensor:
@@ -201,9 +171,7 @@ def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
-    """32 digits of the tensors' bytes, the settings of all modules, decoding, a picture preprocessed and two texts
-    tokenised.
-    """
+    """32 digits of the tensors' bytes, the settings of all modules, decoding, a picture preprocessed and two texts."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"pixels {decoding.VERSION}".encode())
     # Masks and the like are buffers that are not saved, but built from the configuration.

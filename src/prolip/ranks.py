@@ -11,8 +11,7 @@ from torch import Tensor
 from prolip.data.captions import stable_hash
 from prolip.losses.autograd import gather, rank_in, world_size
 
-#: Rows that travel at once.
-BLOCK = 2**15
+BLOCK = 2**15  # Rows that travel at once
 
 
 def shares(own: Tensor) -> list[int]:
@@ -21,10 +20,7 @@ def shares(own: Tensor) -> list[int]:
 
 
 def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
-    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank.
-
-    All ranks have to consume all of them. A rank holds its share, one block, and 8 bytes for each rank.
-    """
+    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank."""
     for source, count in enumerate(shares(own[0])):
         for start in range(0, count, BLOCK):
             end = min(count, start + BLOCK)
@@ -47,7 +43,7 @@ def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
 def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
     """Places (n,) of this rank's names among the distinct names of all ranks, and which of them no earlier rank has.
 
-    Places follow the order of 63-bit checksums: no name travels, and every rank holds 16 bytes of each.
+    They follow the order of 63-bit checksums: no name travels, and every rank holds 16 bytes of each.
     """
     own = torch.tensor([stable_hash(name, bits=63) for name in names], dtype=torch.int64, device=device)
     checksum, rank = everywhere(own, torch.full_like(own, rank_in()))

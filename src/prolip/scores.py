@@ -1,13 +1,12 @@
 """How a trained model compares its embeddings: scores of all pairs, match probabilities, uncertainty, index vectors.
 
-`prolip.measures` has the formulas; a score is one of them, or a network of its own, with its trained numbers. The
-method of a model decides which score it has (`prolip.methods`); the model's config.json names it.
+A score is one of `prolip.measures`, or a network, with its trained numbers; the model's method decides which.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -23,10 +22,8 @@ from prolip.measures.pairwise import check_pairwise
 from prolip.uncertainty.doubt import Doubt, Evidence, with_doubt
 from prolip.uncertainty.units import Units
 
-#: The scale that is fitted where cosines say nothing of the pairs.
-LEAST_SCALE = 1e-3
-#: What a Gaussian is of.
-Side = Literal["image", "text"]
+LEAST_SCALE = 1e-3  # the scale that is fitted where cosines say nothing of the pairs
+Side = Literal["image", "text"]  # what a Gaussian is of
 
 
 class Score(nn.Module):
@@ -36,22 +33,15 @@ class Score(nn.Module):
     probability, both None: neither. A subclass gives `pairwise`, and overrides what differs.
     """
 
-    #: Its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`.
-    name: str
-    #: What it ranks by, in words; "": its name.
-    words: ClassVar[str] = ""
-    #: Settings that a user may choose.
-    choices: ClassVar[tuple[str, ...]] = ()
-    #: How many of each query's nearest by `coarse` are scored by `paired` and rank first; 0: all are.
+    name: str  # its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`
+    words: ClassVar[str] = ""  # what it ranks by, in words; "": its name
+    choices: ClassVar[tuple[str, ...]] = ()  # settings that a user may choose
+    #: How many of each query's nearest by its `coarse` are scored by its `paired` and rank first; 0: all are.
     shortlist: int = 0
-    #: Whether queries and gallery may change places.
-    symmetric: ClassVar[bool] = True
-    #: Whether it draws samples, so that it is an estimate.
-    sampled: ClassVar[bool] = False
-    #: The model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one.
-    reader: Any = None
-    #: Whether it is defined for points, Gaussians without variance.
-    supports_points: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = True  # whether queries and gallery may change places
+    sampled: ClassVar[bool] = False  # whether it draws samples, so that it is an estimate
+    reader: Any = None  # the model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one
+    supports_points: ClassVar[bool] = False  # whether it is defined for points, Gaussians without variance
 
     def __init__(self, scale: float | None = None, bias: float | None = None):
         super().__init__()
@@ -65,14 +55,6 @@ class Score(nn.Module):
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
         """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G); images first where it is not symmetric."""
-        raise NotImplementedError
-
-    def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """A cheap score of all pairs, (Q, D), (G, D) -> (Q, G), which chooses the `shortlist`."""
-        raise NotImplementedError
-
-    def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
-        """The score of each pair of rows, (N, D), (N, D) -> (N,); only scores with a `shortlist` need it."""
         raise NotImplementedError
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor | None:
@@ -113,10 +95,9 @@ class Score(nn.Module):
         return None
 
     def probability(self, images: Gaussian, texts: Gaussian, gallery: Gaussian | None = None) -> Tensor | None:
-        """Return how probably each text is true of each image, (N, D), (T, D) -> (N, T); None without a trained bias.
+        """How probably each text is true of each image, (N, D), (T, D) -> (N, T); None without a trained bias.
 
-        It includes the model's doubt of unfamiliar images. gallery: eight or more images of the same kind, which make
-        the doubt more accurate.
+        gallery: eight or more images of the same kind, which make the doubt of unfamiliar ones more accurate.
         """
         doubt, share = None, torch.zeros(())
         if self.reader is not None and self.units is not None:
@@ -144,10 +125,7 @@ class Score(nn.Module):
         return {"scale": self.scale, "bias": self.bias}
 
     def with_settings(self, words: str) -> Score:
-        """An equal score with other `choices`, such as `shortlist=100` (with a comma between several), in its name.
-
-        Raises ValueError for a setting that may not be chosen.
-        """
+        """An equal score with other `choices`, such as `shortlist=100` (with a comma between several), in its name."""
         values = self.to_dict()
         for word in words.split(","):
             key, _, value = word.partition("=")
@@ -228,23 +206,14 @@ class WassersteinScore(MeasureScore):
 class TrueMatchScore(Score):
     """mean.mean' + w trace of the text: the logit, without scale and bias, that a text is true of an image.
 
-    A text that is true of n images gives each of them about 1/n of p(image | text), so the probability to be true is
-    n p(image | text): with a trace of (2/a) log n its logit is a mean.mean' + (a/2) trace and terms of the text alone.
-    The weight w is fitted to matched and unmatched pairs. unit, images, texts: as in `Units`; unit 0: the traces have
-    none. doubt: numbers of a `Doubt`, if one was fitted.
+    A text that is true of n images gives each of them about 1/n of p(image | text): with a trace of (2/a) log n the
+    logit of being true is a mean.mean' + (a/2) trace + terms of the text. unit, images, texts: as in `Units`, or 0.
     """
 
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
 
     def __init__(  # noqa: PLR0913, PLR0917 (what was trained)
-        self,
-        trace_weight: float,
-        unit: float,
-        images: int,
-        texts: int,
-        scale: float | None = None,
-        bias: float | None = None,
-        doubt: Doubt | Sequence[float] | None = None,
+        self, trace_weight: float, unit: float, images: int, texts: int, scale=None, bias=None, doubt: Any = None
     ):
         super().__init__(scale, bias)
         self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts
@@ -275,8 +244,7 @@ class TrueMatchScore(Score):
 class MatchProbabilityScore(Score):
     """PCME's match probability, the mean of sigmoid(b - a |z - z'|) over samples of both, PCME (2) and (3).
 
-    samples: of each Gaussian; seed: of their noise, so that equal inputs get equal scores. Its scores are
-    probabilities. Every block of a large gallery draws its own samples.
+    seed: of the noise, so that equal inputs get equal scores. Every block of a large gallery draws its own samples.
     """
 
     name, sampled, choices = "match_probability", True, ("samples", "seed")
@@ -297,11 +265,10 @@ class MatchProbabilityScore(Score):
         return scores
 
     def settings(self) -> dict[str, Any]:
-        return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
+        return super().settings() | {"samples": self.samples, "seed": self.seed}
 
 
-#: A score by its name, or itself; None: that of the model's method.
-Similarity = str | Score | None
+Similarity = str | Score | None  # a score by its name, or itself; None: that of the model's method
 
 
 @cache
@@ -335,17 +302,14 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def index_vectors(score: Score, z: Gaussian, gallery: bool, distance=False, side: Side = "image") -> Tensor | None:
-    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does.
+    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does, or None.
 
-    None where the score does not factor. Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an
-    item as `distance_vectors` of the whole gallery.
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`.
     """
     factors = score.factors(z, side)
-    if factors is None:
-        return None
+    if factors is None or distance and gallery:
+        return None if factors is None else distance_vectors(factors)
     vector, offset = factors
-    if distance and gallery:
-        return distance_vectors(factors)
     last = offset if gallery else torch.full_like(offset, 0.0 if distance else 1.0)
     return torch.cat([vector, last.unsqueeze(-1)], -1)
 

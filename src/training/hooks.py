@@ -16,7 +16,7 @@ from torch import Tensor
 from prolip.data.sources import Captioned, captioned_samples
 from prolip.embeddings import check_enough
 from prolip.fitting import collect
-from prolip.fitting.collect import Least, Part, embed_images, embed_texts, hidden_encoder
+from prolip.fitting.collect import Least, RankPart, embed_images, embed_texts, hidden_encoder
 from prolip.methods import find_method, score_of
 from prolip.methods.accumulate import join_reps, split_batch
 from prolip.methods.base import Batch
@@ -67,7 +67,7 @@ def look_at_data(run: Run) -> None:
         points = not find_method(model.config["method_cfg"]["name"]).probabilistic
         encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
 
-        def share() -> Part:
+        def share() -> RankPart:
             texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
             part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
             lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))

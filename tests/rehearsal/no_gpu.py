@@ -67,15 +67,10 @@ class LooksLikeCuda(TorchFunctionMode):
             kwargs |= {"device": dressed(kwargs["device"])} if "device" in kwargs else {}
         out = func(*args, **kwargs)
         if name in OF_NUMBERS and on_device(out) and not any(map(on_device, args[name == "new_tensor" :])):
-            self.watch.fault(
-                f"torch.{name} makes a tensor on the device of numbers, a copy that the host waits for:"
-                " torch.full does not"
-            )
-        if (
-            name in ("__getitem__", "__setitem__")
-            and on_device(args[0])
-            and any(isinstance(part, list) for part in (args[1] if isinstance(args[1], tuple) else (args[1],)))
-        ):
+            what = f"torch.{name} makes a tensor on the device of numbers, a copy that the host waits for"
+            self.watch.fault(f"{what}: torch.full does not")
+        parts = args[1] if name in ("__getitem__", "__setitem__") and on_device(args[0]) else ()
+        if any(isinstance(part, list) for part in (parts if isinstance(parts, tuple) else (parts,))):
             self.watch.fault("a list as an index is copied to the device, which the host waits for: use a slice")
         return out
 
@@ -150,10 +145,9 @@ class Watch(TorchDispatchMode):
             inside = func.overloadpacket.__name__ == "copy_" and len(args) > 2
             free = kwargs.get("non_blocking", args[2] if inside else False)
             if not (free and self.is_pinned(source)):
-                self.fault(
-                    f"{tuple(source.shape)} {source.dtype} is copied to the device from memory that is"
-                    f" {'not pinned' if free else 'waited for'}: pin_memory().to(device, non_blocking=True)"
-                )
+                how = "not pinned" if free else "waited for"
+                what = f"{tuple(source.shape)} {source.dtype} is copied to the device from memory that is {how}"
+                self.fault(f"{what}: pin_memory().to(device, non_blocking=True)")
         if source.device.type == "meta" and target.type == "cpu":
             self.fault(f"{tuple(source.shape)} {source.dtype} is copied to the host, which waits for it")
             return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
@@ -167,11 +161,8 @@ class Watch(TorchDispatchMode):
         strangers = [x for x in host if x.ndim or not elementwise]
         if strangers:
             self.fault(f"{func} mixes a tensor {tuple(strangers[0].shape)} of the host with the device's")
-        indices = [
-            x
-            for x in (args[1] if name.startswith("index") and isinstance(args[1], (list, tuple)) else ())
-            if isinstance(x, Tensor)
-        ]
+        given = args[1] if name.startswith("index") and isinstance(args[1], (list, tuple)) else ()
+        indices = [x for x in given if isinstance(x, Tensor)]
         masks = any(x.dtype in (torch.bool, torch.uint8) for x in indices)
         if name.startswith("index_put"):
             looks = masks and (len(indices) > 1 or args[2].device.type != "cpu" or args[2].numel() != 1)
@@ -213,19 +204,15 @@ class KernelStandIn:
 def without_gpu(kernel: KernelStandIn | None = None) -> Iterator[Watch]:
     """While entered there is a device cuda:0 without values. Set `watching` for what must not wait."""
     watch = Watch()
-    kept = [
-        patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        patch.object(torch, "Generator", HostGenerator),
-    ]
+    kept = [patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)]
+    kept.append(patch.object(torch, "Generator", HostGenerator))
     if kernel is None:
         kept.append(patch.object(pairs, "FUSED_DEVICES", frozenset()))
     else:
         from prolip.losses import fused
 
-        kept += [
-            patch.object(fused, "_pairs_kernel", kernel),
-            patch.object(torch.cuda, "device_of", lambda x: nullcontext()),
-        ]
+        kept.append(patch.object(fused, "_pairs_kernel", kernel))
+        kept.append(patch.object(torch.cuda, "device_of", lambda x: nullcontext()))
     constant.cache_clear()
     try:
         for one in kept:

@@ -39,7 +39,7 @@ from prolip.evaluation.metrics.streaming import PairScores, Relevance, retrieval
 from prolip.gaussian import Gaussian
 from prolip.losses import log_match_odds, tiled_loss_over_ranks
 from prolip.methods import METHODS, source_free
-from prolip.methods.vacsr import PairNoise, SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402
+from prolip.methods.vacsr import SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402
 from prolip.random import pair_noise
 from prolip.scores import CSDScore, Score, largest
 
@@ -133,8 +133,8 @@ def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
     weights = list(adapter.parameters())
 
     def sample(x: Any, y: Any) -> torch.Tensor:
-        noise = PairNoise(*pair_noise(0, x[1], y[1], dim * config.mixture_components, config.mixture_components))
-        return adapter(x[0], y[0], noise, config.gumbel_temperature)
+        noise = pair_noise(0, x[1], y[1], dim * config.mixture_components, config.mixture_components)
+        return adapter(x[0], y[0], *noise, config.gumbel_temperature)
 
     def loss(numbers: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
         logit, divergence, log_var = numbers

@@ -41,7 +41,7 @@ import prolip
 from bench.common import spread
 from prolip.flops import image_sides
 from prolip.methods.base import Batch, Objective
-from prolip.methods.deterministic import SigLIPConfig, SigLIPObjective
+from prolip.methods.deterministic import PointsConfig, SigLIPObjective
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.prolip import ProLIP
@@ -98,7 +98,7 @@ class ReleasedViews(ProLIPObjective):
 
 #: Step of ours -> its objective and config.
 OURS: dict[str, tuple[type[Objective], Any]] = {
-    "our siglip": (SigLIPObjective, SigLIPConfig()),
+    "our siglip": (SigLIPObjective, PointsConfig()),
     "likelihood": (LikelihoodObjective, LikelihoodConfig()),
     "prolip": (ProLIPObjective, ProLIPConfig()),
     "no views": (ProLIPObjective, ProLIPConfig(alpha2=0.0)),

@@ -32,7 +32,7 @@ from torch import Tensor
 from prolip.curate.rules import Expression, parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select
-from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.curate.write import ShardPlan, write_shards
 from prolip.data.captions import CaptionSampler
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
@@ -153,10 +153,9 @@ def run_all(urls: Sequence[str], folder: Path, args: argparse.Namespace) -> None
     summary = select(folder / "scores", choice)
     line("select", started, args.samples)
     started, out = time.perf_counter(), folder / "kept"
-    plan = Plan(folder / "scores", args.shard_samples, ShardReader())
-    begin(plan, out)
-    count = sum(write_shard(plan, out, number) for number in range(plan.count))
-    finish(plan, out, args.workers)
+    plan = ShardPlan(folder / "scores", args.shard_samples, ShardReader())
+    counts, _ = write_shards(plan, out, processes=args.workers)
+    count = sum(counts)
     line(f"write, {count:,} kept", started, count)
     assert count == summary["written"]
 

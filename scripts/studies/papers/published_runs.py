@@ -24,8 +24,7 @@ if str(ROOT / "src") not in sys.path:
 
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops
 from prolip.models.registry import own_models
-from prolip.plan.hardware import GPUS
-from prolip.plan.models import count_of_run
+from prolip.plan.models import GPUS, count_of_run
 from prolip.plan.tables import HOUR, align
 from prolip.utils import console
 

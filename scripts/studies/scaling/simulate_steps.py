@@ -29,9 +29,9 @@ if str(ROOT / "src") not in sys.path:
 from prolip.data.config import chunks_ahead
 from prolip.plan import tables
 from prolip.plan.config import PlanConfig, read_flags
-from prolip.plan.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster
-from prolip.plan.phases import Pairs, Step
-from prolip.plan.plan import Plan, make_plan
+from prolip.plan.models import GB, INTER_DELAY, INTRA_DELAY, Cluster
+from prolip.plan.phases import PairExchange, Step
+from prolip.plan.plan import RunPlan, make_plan
 from prolip.utils import console
 from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, Parser, add_flags, build, check_range, flag_of
@@ -155,7 +155,7 @@ def exchange(start: Array, block: float, links: Array, draws: np.random.Generato
     return Exchange(now, waited)
 
 
-def collect(start: Array, pairs: Pairs, draws: np.random.Generator, sigma: float) -> Exchange:
+def collect(start: Array, pairs: PairExchange, draws: np.random.Generator, sigma: float) -> Exchange:
     """`exchanges.score_gathered` on all ranks: each collective begins when the last rank has come to it, and leaves all
     together."""
     texts = start.max() + pairs.message_seconds
@@ -272,7 +272,7 @@ def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> 
 
 
 #: What stands in the first column, and how a plan and its simulation are shown.
-ROWS: list[tuple[str, Callable[[Plan, Simulated], str]]] = [
+ROWS: list[tuple[str, Callable[[RunPlan, Simulated], str]]] = [
     ("step without waits", lambda _, s: tables.span(s.ideal)),
     ("step by formula", lambda p, _: tables.span(p.seconds)),
     ("step, mean", lambda _, s: tables.span(float(s.steps.mean()))),

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sklearn.covariance import ledoit_wolf
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from prolip.classifiers import base
-from prolip.classifiers.base import ImageClassifier, Names, Shown
+from prolip.classifiers.base import ImageClassifier, Names
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.embedder import Embedder
+from prolip.embedder import Embedded, Embedder
+from prolip.gaussian import Gaussian
 
 #: Parts that images with labels are held out in, in turns, for what counts how much.
 FOLDS = 5
@@ -26,11 +28,10 @@ RIDGE = 1e-3
 class FewShotClassifier(ImageClassifier):
     """Images by a few labelled ones: `FewShotClassifier(model).fit(pictures, names).predict(others)`.
 
-    Gaussian discriminant analysis of the means (a training-free baseline that is hard to beat, Wang et al., ICLR 2024)
-    and the model's own score with the classes' names, weighed by cross-validation over the shots. model: as
-    `ZeroShotClassifier`'s; None: X is an array of features of any origin. classes: {label: name or list of names};
-    None: labels that are texts are the names. text: whether names count. After `fit`: `classes_`, `discriminant_`,
-    `texts_` (None without names), `sharpness_`.
+    Gaussian discriminant analysis of the means (Wang et al., ICLR 2024) and the model's own score with the classes'
+    names, weighed by cross-validation over the shots. model: as `ZeroShotClassifier`'s; None: X is an array of any
+    features. classes: {label: name or list of names}; None: labels that are texts are the names. text: whether names
+    count. After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (as above)
@@ -53,68 +54,63 @@ class FewShotClassifier(ImageClassifier):
         """Learn the classes of labelled images, two or more of them, from one image of each on."""
         self._begin(None if self.model is None else self._embedder())
         if self.model is None:
-            shown, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+            x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+            found = Embedded(base.points(torch.tensor(x)), {})
         else:
             self.dimension_ = self._embedder().embed_texts([""]).mean.shape[1]
-            shown, y = self._look(X), column_or_1d(y)
+            found, y = self._look(X), column_or_1d(y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier takes images of two or more classes")
-        x = means(shown)
+        x = found.z.mean.double().numpy()
         if len(x) != len(y):
             raise ValueError(f"{len(x)} images and {len(y)} labels: give one of each")
         self.texts_ = self._name_classes() if self.model is not None and self.text else None
         self.discriminant_ = fit_discriminant(x, labels, len(self.classes_))
-        self.sharpness_ = self._weigh(shown, x, labels)
+        self.sharpness_ = self._weigh(found.z, x, labels)
         return self
 
-    def _name_classes(self) -> Any:
+    def _name_classes(self) -> Gaussian:
         """Gaussians of the classes' names. ValueError where a class has none, or a name no images."""
-        given = base.named_classes(self.classes_.tolist() if self.classes is None else self.classes)
-        for label in self.classes_.tolist():
+        known = self.classes_.tolist()
+        given = base.named_classes(known if self.classes is None else self.classes)
+        for label in known:
             if label not in given:
                 raise ValueError(f"{base.unknown_label(label, list(given))} Or text=False: by its images alone")
-        if missing := [label for label in given if label not in set(self.classes_.tolist())]:
-            raise ValueError(
-                f"there is no image of {', '.join(map(repr, missing))}: leave those classes out, or take a"
-                " ZeroShotClassifier, which needs none"
-            )
+        if missing := ", ".join(repr(label) for label in given if label not in known):
+            remedy = "leave those classes out, or take a ZeroShotClassifier, which needs none"
+            raise ValueError(f"there is no image of {missing}: {remedy}")
         return base.text_classes(self._embedder(), list(given.values()), self.templates)
 
-    def _weigh(self, shown: Any, x: np.ndarray, labels: np.ndarray) -> Sharpness:
-        """Fit the weights of names and shots to shots that are held out in turns; classes with one image never are.
-
-        Where none can be held out, names count as the model says and shots not at all.
-        """
-        count = len(self.classes_)
-        fold = folds(labels, self.seed)
-        held = fold >= 0
-        texts = [] if self.texts_ is None else [base.class_logits(self.score_, shown.z, self.texts_)]
+    def _weigh(self, z: Gaussian, x: np.ndarray, labels: np.ndarray) -> Sharpness:
+        """The weights of names and shots by shots held out in turns; where none can be, names alone count."""
+        count, fold = len(self.classes_), folds(labels, self.seed)
+        turns, held = range(fold.max() + 1), fold >= 0
+        texts = [] if self.texts_ is None else [base.class_logits(self.score_, z, self.texts_)]
         for logits in texts:
             self._judge(logits, labels)
-        if not held.any() or min((fold != turn).sum() for turn in range(fold.max() + 1)) <= count:
+        if not held.any() or min((fold != turn).sum() for turn in turns) <= count:
             return Sharpness(np.array([1.0, 0.0] if texts else [1.0]))
         shots = np.zeros((len(x), count))
-        for turn in range(fold.max() + 1):
+        for turn in turns:
             out = fold == turn
-            shots[out] = shot_logits(fit_discriminant(x[~out], labels[~out], count), x[out])
+            shots[out] = fit_discriminant(x[~out], labels[~out], count).logits(x[out])
         parts = [part[held] for part in (*texts, shots)]
         loose = [*([LOOSE_TEXTS] if texts else []), LOOSE_SHOTS]
-        return fit_sharpness(parts, labels[held], self._uncertainty(shown)[held], loose)
+        return fit_sharpness(parts, labels[held], self._uncertainty(z)[held], loose)
 
-    def _parts(self, shown: Any) -> list[np.ndarray]:
-        shots = shot_logits(self.discriminant_, means(shown))
-        return [shots] if self.texts_ is None else [base.class_logits(self.score_, shown.z, self.texts_), shots]
+    def _parts(self, found: Embedded) -> list[np.ndarray]:
+        shots = self.discriminant_.logits(found.z.mean.double().numpy())
+        return [shots] if self.texts_ is None else [base.class_logits(self.score_, found.z, self.texts_), shots]
 
-    def _uncertainty(self, shown: Any) -> np.ndarray:
-        return super()._uncertainty(shown) if isinstance(shown, Shown) else np.zeros(len(shown))
+    def _uncertainty(self, z: Gaussian) -> np.ndarray:
+        return np.zeros(len(z.mean)) if self.card_ is None else super()._uncertainty(z)
 
-    def _shown(self, X: Any) -> Any:
-        check_is_fitted(self)
+    def _embedded(self, X: Any) -> Embedded:
         if self.model is None and self.card_ is None:
-            return validate_data(self, X, dtype=np.float64, reset=False)
-        return super()._shown(X)
+            return Embedded(base.points(torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))), {})
+        return super()._embedded(X)
 
 
 class Discriminant(NamedTuple):
@@ -124,15 +120,14 @@ class Discriminant(NamedTuple):
     offset: np.ndarray
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """(N, D) -> (N, C)."""
-        return x @ self.weight.T + self.offset
+        """Log densities by the dimension, (N, D) -> (N, C): as D independent witnesses, they would be far too sure."""
+        return (x @ self.weight.T + self.offset) / x.shape[1]
 
 
 def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
-    """Features (N, D) of `classes` classes, labels (N,) below that, an image or more of each.
+    """Features (N, D) of `classes` equally frequent classes, labels (N,) below that, an image or more of each.
 
     S: covariance within classes, shrunk by Ledoit and Wolf's share (2004); that of all images where no class has two.
-    The classes are equally frequent: few shots do not say how often each is met.
     """
     x = np.asarray(x, np.float64)
     mean = np.stack([x[labels == c].mean(0) for c in range(classes)])
@@ -144,18 +139,6 @@ def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discrim
     covariance[np.diag_indices_from(covariance)] += RIDGE * level if level > 0 else 1.0
     weight = np.linalg.solve(covariance, mean.T).T
     return Discriminant(weight, -0.5 * (weight * mean).sum(1))
-
-
-def shot_logits(discriminant: Discriminant, x: np.ndarray) -> np.ndarray:
-    """Log densities by the dimension, (N, D) -> (N, C), as if all directions of an image said the same: as the D
-    witnesses that a density takes them for they are far too sure.
-    """
-    return discriminant.logits(x) / x.shape[1]
-
-
-def means(shown: Any) -> np.ndarray:
-    """What the discriminant sees, (N, D) float64."""
-    return shown.mean if isinstance(shown, Shown) else shown
 
 
 def folds(labels: np.ndarray, seed: int) -> np.ndarray:

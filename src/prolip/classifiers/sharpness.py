@@ -1,13 +1,7 @@
-"""Probabilities that hold: how much each kind of logit counts, and how much less it does for an uncertain image.
+"""Probabilities that hold: temperature scaling (Guo et al., ICML 2017) with a temperature of each image.
 
-Temperature scaling (Guo et al., ICML 2017) of a sum of logits, with a temperature of each image (as Joy et al., AAAI
-2023, who learn it by a network; here it is one number times the image's own uncertainty):
-
-    p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c),    s >= 0,
-
-where u is the uncertainty in standard deviations from the mean of the labelled images. w and s are the most probable
-after these images, before which log w_k is normal about 0 with a deviation that says how little is known of w_k, and s
-of a folded standard normal: few images move them little, and no image that leaves more open is ever made surer.
+p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c), s >= 0, u the uncertainty in standard deviations from its mean. The
+mode of log w_k ~ N(0, deviation^2) and s ~ |N(0, 1)|: few images move them little, none is made surer by doubt.
 """
 
 from __future__ import annotations
@@ -28,30 +22,26 @@ class Sharpness(NamedTuple):
     centre: float = 0.0
     spread: float = 1.0
 
-    def standard(self, uncertainty: np.ndarray) -> np.ndarray:
-        """u, (N,) -> (N,)."""
-        return (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
-
     def logits(self, parts: Sequence[np.ndarray], uncertainty: np.ndarray) -> np.ndarray:
         """K kinds of logits (N, C) and uncertainties (N,) -> (N, C), whose softmax holds."""
         whole = sum(w * np.asarray(part, np.float64) for w, part in zip(self.weights, parts))
-        return np.exp(-self.slope * self.standard(uncertainty))[:, None] * whole if self.slope else whole
+        u = (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
+        return np.exp(-self.slope * u)[:, None] * whole if self.slope else whole
 
 
 def fit_sharpness(
     parts: Sequence[np.ndarray], labels: np.ndarray, uncertainty: np.ndarray, loose: Sequence[float] | None = None
 ) -> Sharpness:
-    """Of K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
+    """Fit to K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
 
-    loose: the deviations of the log weights before anything was seen, 1 unless given. Where all are equally uncertain
-    the slope is 0.
+    loose: the prior deviations of the log weights, default 1. Where all are equally uncertain the slope is 0.
     """
     deviation = np.append(np.ones(len(parts)) if loose is None else np.asarray(loose, np.float64), 1.0)
     uncertainty = np.asarray(uncertainty, np.float64)
-    spread = float(uncertainty.std())
+    centre, spread = float(uncertainty.mean()), float(uncertainty.std())
     varies = spread > 1e-6 * max(1.0, float(np.abs(uncertainty).max()))
-    own = Sharpness(np.ones(len(parts)), 0.0, float(uncertainty.mean()), spread if varies else 1.0)
-    u = own.standard(uncertainty) if varies else np.zeros(len(labels))
+    spread = spread if varies else 1.0
+    u = (uncertainty - centre) / spread if varies else np.zeros(len(labels))
     stacked, rows = np.stack([np.asarray(part, np.float64) for part in parts]), np.arange(len(labels))
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -67,4 +57,4 @@ def fit_sharpness(
 
     bounds = [(-20.0, 20.0)] * len(parts) + [(0.0, 20.0 if varies else 0.0)]
     found = minimize(loss, np.zeros(len(parts) + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
-    return own._replace(weights=np.exp(found[:-1]), slope=float(found[-1]))
+    return Sharpness(np.exp(found[:-1]), float(found[-1]), centre, spread)

@@ -8,19 +8,18 @@ import numpy as np
 from sklearn.utils.validation import column_or_1d
 
 from prolip.classifiers import base
-from prolip.classifiers.base import ImageClassifier, Names, Shown
+from prolip.classifiers.base import ImageClassifier, Names
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.embedder import Embedder
+from prolip.embedder import Embedded, Embedder
 
 
 class ZeroShotClassifier(ImageClassifier):
     """Images by the names of their classes: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(pictures)`.
 
-    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or what
-    `prolip.Embedder.load` gives. classes: names, or {label: name or list of names}. templates: what names
-    stand in, one or a list, with {} in the name's place; "openai", "simple" or "drawings" are lists. similarity:
-    another score than the model's own. After `fit`: `classes_`, the sorted labels, `texts_`, their Gaussians (C, D),
-    `sharpness_`.
+    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or an
+    `Embedder`. classes: names, or {label: name or list of names}. templates: one or a list, with {} in the name's
+    place; "openai", "simple" or "drawings" are lists. similarity: another score than the model's own. After `fit`:
+    `classes_`, the sorted labels, `texts_`, their Gaussians (C, D), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (scikit-learn's estimators take all of their settings here)
@@ -37,10 +36,9 @@ class ZeroShotClassifier(ImageClassifier):
         self.pretrained, self.device, self.batch_size = pretrained, device, batch_size
 
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
-        """Embed the classes; labelled images, where there are any, make the probabilities hold.
+        """Embed the classes; labelled images, where there are any, make the probabilities hold, not other answers.
 
-        Without labels, probabilities use the model's own scale and its doubt (`prolip.uncertainty.doubt`). The answers
-        are the same either way. Raises ValueError for labels that no class has, and for X without y.
+        Without labels, probabilities use the model's own scale and its doubt. ValueError for labels that no class has.
         """
         named = base.named_classes(self.classes)
         embedder = self._embedder()
@@ -48,22 +46,21 @@ class ZeroShotClassifier(ImageClassifier):
         self.texts_ = base.text_classes(embedder, list(named.values()), self.templates)
         self.classes_ = np.array(list(named))
         self.dimension_ = self.texts_.mean.shape[1]
-        sharpness = Sharpness(np.ones(1))
         if (X is None) != (y is None):
             raise ValueError("images and labels belong together: give both to fit, or none")
-        if X is not None:
-            shown, y = self._look(X), column_or_1d(y)
-            if len(y) != len(shown.z.mean):
-                raise ValueError(f"{len(shown.z.mean)} images and {len(y)} labels: give one of each")
-            place = {label: row for row, label in enumerate(self.classes_.tolist())}
-            for label in y.tolist():
-                if label not in place:
-                    raise ValueError(base.unknown_label(label, list(place)))
-            labels = np.array([place[label] for label in y.tolist()])
-            self._judge(self._parts(shown)[0], labels)
-            sharpness = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
-        self.sharpness_, self.doubts_ = sharpness, X is None
+        if X is None:
+            self.sharpness_, self.doubts_ = Sharpness(np.ones(1)), True
+            return self
+        found, y = self._look(X), column_or_1d(y)
+        if len(y) != len(found.z.mean):
+            raise ValueError(f"{len(found.z.mean)} images and {len(y)} labels: give one of each")
+        place = {label: row for row, label in enumerate(self.classes_.tolist())}
+        if strange := [label for label in y.tolist() if label not in place]:
+            raise ValueError(base.unknown_label(strange[0], list(place)))
+        labels, parts = np.array([place[label] for label in y.tolist()]), self._parts(found)
+        self._judge(parts[0], labels)
+        self.sharpness_ = fit_sharpness(parts, labels, self._uncertainty(found.z))
         return self
 
-    def _parts(self, shown: Shown) -> list[np.ndarray]:
-        return [base.class_logits(self.score_, shown.z, self.texts_)]
+    def _parts(self, found: Embedded) -> list[np.ndarray]:
+        return [base.class_logits(self.score_, found.z, self.texts_)]

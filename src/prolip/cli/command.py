@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
+from prolip.utils.documents import read_json
 from prolip.utils.fields import option
 from prolip.utils.flags import Parser, argument_settings, flag_of
 from prolip.utils.outputs import check_output
@@ -19,43 +20,28 @@ from prolip.utils.outputs import check_output
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Old spellings that most commands had -> what to type.
-RENAMED = {
-    "out": "use --output",
-    "output-dir": "use --output",
-    "again": "use --overwrite",
-    "replace": "use --overwrite",
-}
-
-#: Adds flags to a parser, or to a group of one.
-Flags = Callable[[Any], object]
+#: Command, or `verbs` -> old spellings, without dashes -> what to type.
+RENAMED: dict[str, dict[str, str]] = read_json(Path(__file__).with_name("renamed_flags.json"))
+Flags = Callable[[Any], object]  # adds flags to a parser, or to a group of one
 Run = Callable[[argparse.Namespace], int | None]
 
 
 class Command(NamedTuple):
-    """One command.
+    """One command. retired: old flags and what to type, beside those in renamed_flags.json."""
 
-    name: as typed after `prolip`. does: one line of help. example: a command line that works on the demo's model.
-    flags: in the order of the help. run: returns the exit code, None for 0. more: end of the help. retired: old flags,
-    without dashes -> what to type; "": what to type instead of a further word.
-    """
-
-    name: str
-    does: str
+    name: str  # as typed after `prolip`
+    does: str  # one line of help
     example: str
-    flags: Sequence[Flags]
-    run: Run
-    more: str = ""
+    flags: Sequence[Flags]  # in the order of the help
+    run: Run  # returns the exit code, None for 0
+    more: str = ""  # end of the help
     retired: Mapping[str, str] = MappingProxyType({})
 
 
 def command(
     name: str, words: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Run], Command]:
-    """Decorate the function of a parsed command line as a command; its first sentence is the help.
-
-    words: those of the example after `prolip` and the name.
-    """
+    """Decorate a function as a command; its first sentence is the help. words: end of the example."""
 
     def made(run: Run) -> Command:
         does = (run.__doc__ or "").partition(".")[0]
@@ -65,10 +51,7 @@ def command(
 
 
 def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> Flags:
-    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken.
-
-    The help ends in the default, and the type is that of the default, or int with `least`.
-    """
+    """A flag, or a word by its place, by argparse's settings. The help ends in the default, which gives the type."""
     default = settings.get("default")
     if "action" not in settings and (isinstance(default, (int, float)) or least is not None):
         settings.setdefault("type", float if isinstance(default, float) else int)
@@ -84,37 +67,33 @@ def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> 
 
 
 def add_all(parser: Any, flags: Iterable[Flags]) -> None:
-    """Add flags to a parser, or to a group of one."""
     for add in flags:
         add(parser)
 
 
 def either(*flags: Flags) -> Flags:
-    """Flags of which one at most is given."""
     return lambda parser: add_all(parser.add_mutually_exclusive_group(), flags)
 
 
 def titled(title: str, *flags: Flags) -> Flags:
-    """Flags under a title of their own."""
     return lambda parser: add_all(parser.add_argument_group(title), flags)
 
 
 def parser_of(command: Command) -> Parser:
-    """The parser of a command."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
-    more = "\n".join(wrapped(line) for line in command.more.splitlines())
-    settings = {"prog": f"prolip {command.name}", "description": about, "epilog": more}
+    lines = []
+    for line in command.more.splitlines():  # what describes a word stays in its column
+        column = re.match(r" *\S+ {2,}", line)
+        lines.append(textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0)))
+    retired = dict(command.retired)
+    for name in (command.name, command.name.split()[0], "prolip"):
+        retired = RENAMED.get(name, {}) | retired
+    settings = {"prog": f"prolip {command.name}", "description": about, "epilog": "\n".join(lines)}
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(RENAMED | dict(command.retired), formatter_class=form, **settings)
+    parser = Parser(retired, formatter_class=form, **settings)
     add_all(parser, command.flags)
     return parser
-
-
-def wrapped(line: str) -> str:
-    """A line of help at 80 columns; what describes a word stays in its column."""
-    column = re.match(r" *\S+ {2,}", line)
-    return textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,10 +143,7 @@ def shared(
     help: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Flags:
-    """Flags of a shared group, by the names of its fields; all of them if no name is given.
-
-    required: flags that must be given. help, defaults: a flag's text and default in this command.
-    """
+    """Flags of a group by the names of its fields, or all. help, defaults: of flags in this command."""
     hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
         if names and field.name not in names:
@@ -187,8 +163,7 @@ def output(help: str, *more: str, required: bool = True, **settings: Any) -> Fla
     return shared(Output, "output", *more, required=["output"] * required, help={"output": help}, **settings)
 
 
-#: The model of a command that needs one; how it computes.
-MODEL = shared(Model, required=["model"])
+MODEL = shared(Model, required=["model"])  # of a command that needs one
 COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
 
 
@@ -213,11 +188,10 @@ def check(args: argparse.Namespace, folder: bool = False) -> None:
 
 def file_of_clone(name: str, remedy: str) -> Path:
     """Return a file of the clone that this package or the working directory belongs to. ValueError outside a clone."""
-    clones = Path(__file__).resolve().parents[3], Path.cwd()
-    file = next((path for clone in clones if (path := clone / name).is_file()), None)
-    if file is None:
-        raise ValueError(remedy)
-    return file
+    for clone in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (clone / name).is_file():
+            return clone / name
+    raise ValueError(remedy)
 
 
 def part_of(text: str | None) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prolip.cli.command import MODEL, Compute, Data, check, command, flag, load, output, part_of, shared
 from prolip.curate.rules import MEANINGS
@@ -24,22 +24,21 @@ MANY = (
     "Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command "
     "resumes an interrupted run."
 )
-COLUMNS = "columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
 DROP = """drop samples of which the formula is true, for this reason; as many rules as you like, with columns such
 as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not"""
-POSITIONAL = {"out": "name the folder of scores first, without a flag"}
 #: The folder of scores that a command reads.
 FOLDER = flag("folder", "folder that prolip curate score wrote", metavar="FOLDER", type=Path)
 
 
 def reader(args: argparse.Namespace) -> ShardReader:
     """A reader of the shards that the tables name."""
-    from prolip.curate.sources import reader_of
+    from prolip.curate.score import SourceReader, name_of, urls_of
+    from prolip.data.reading.remote import ReadPolicy
 
-    return reader_of(args.data, args.allow_private_hosts)
+    addresses = {name_of(url): url for url in (urls_of(args.data) if args.data else ())}
+    return SourceReader(ReadPolicy(public_only=not args.allow_private_hosts), addresses=addresses)
 
 
-# --- score ------------------------------------------------------------------------------------------------------------
 @command(
     "curate score",
     "--data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
@@ -51,13 +50,9 @@ def reader(args: argparse.Namespace) -> ShardReader:
     more=MANY,
 )
 def score(args: argparse.Namespace) -> int:
-    """Embed every sample and write its scores.
-
-    1 where a shard cannot be read to its end, or no sample could be used.
-    """
-    from prolip.curate.score import Scorer
+    """Embed every sample and write its scores. 1 where a shard cannot be read to its end, or no sample is usable."""
+    from prolip.curate.score import Scorer, urls_of
     from prolip.curate.select import own_first
-    from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES, made
     from prolip.data.captions import CaptionSampler
 
@@ -74,7 +69,12 @@ def score(args: argparse.Namespace) -> int:
         print(f"{len(numbers) - len(missing)} of {len(numbers)} shards have their scores already", file=sys.stderr)
     for note in made(missing, scorer.path, scorer.score):
         notes.append(note)
-        complain(note)
+        shard, samples = plain(note["shard"]), note["samples"]
+        if note["broken"]:
+            print(f"{shard} cannot be read to its end; what came before is scored", file=sys.stderr)
+        elif samples and not note["usable"]:
+            what = f"none of its {samples} samples can be used, the first: {plain(note['first'])}"
+            print(f"{shard}: {what}", file=sys.stderr)
     faults = sum((Counter(note["faults"]) for note in notes), Counter())
     seen = "".join(f"; {kind} {count}" for kind, count in faults.most_common())
     broken = sum(bool(note["broken"]) for note in notes)
@@ -88,16 +88,6 @@ def score(args: argparse.Namespace) -> int:
     return 1 if broken or useless else 0
 
 
-def complain(note: dict[str, Any]) -> None:
-    """Print what is wrong with a whole shard."""
-    shard, samples = plain(note["shard"]), note["samples"]
-    if note["broken"]:
-        print(f"{shard} cannot be read to its end; what came before is scored", file=sys.stderr)
-    elif samples and not note["usable"]:
-        print(f"{shard}: none of its {samples} samples can be used, the first: {plain(note['first'])}", file=sys.stderr)
-
-
-# --- select -----------------------------------------------------------------------------------------------------------
 @command(
     "curate select",
     "runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
@@ -109,8 +99,7 @@ def complain(note: dict[str, Any]) -> None:
     flag("--copies", "times that a sample is written on average, 0 to 10", metavar="FORMULA"),
     flag("--yes", "drop more than half by rules on scores, and by scores that are noise", action="store_true"),
     flag("--subset", "also write the kept uids, for DataComp's filtering track (.npy)", type=Path, metavar="FILE"),
-    more=COLUMNS,
-    retired={"by": "use --rank-by", **POSITIONAL},
+    more="columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items()),
 )
 def choose(args: argparse.Namespace) -> None:
     """Select what is kept, by rules on the scores."""
@@ -136,7 +125,6 @@ def choose(args: argparse.Namespace) -> None:
         print(f"warning: {summary['warning']}", file=sys.stderr)
 
 
-# --- write ------------------------------------------------------------------------------------------------------------
 @command(
     "curate write",
     "runs/curated --output runs/kept",
@@ -146,13 +134,12 @@ def choose(args: argparse.Namespace) -> None:
     flag("--processes", "processes that index (default: all cores but one)", least=0),
     output("folder for the new shards"),
     more=MANY,
-    retired={"shards-out": "use --output", "workers": "use --processes", **POSITIONAL},
 )
 def write(args: argparse.Namespace) -> None:
     """Write the kept samples as new shards with an index."""
-    from prolip.curate.write import Plan, write_shards
+    from prolip.curate.write import ShardPlan, write_shards
 
-    plan, out = Plan(args.folder, args.shard_samples, reader(args)), Path(args.output)
+    plan, out = ShardPlan(args.folder, args.shard_samples, reader(args)), Path(args.output)
     part = part_of(args.part)
     check_output(out, folder=True)
     processes = default_workers() if args.processes is None else args.processes
@@ -161,14 +148,12 @@ def write(args: argparse.Namespace) -> None:
     print(f"{sum(counts):,} samples in {len(counts)} new shards in {out}{left}")
 
 
-# --- report -----------------------------------------------------------------------------------------------------------
 @command(
     "curate report",
     "runs/curated",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", help={"data": AGAIN}),
     flag("--top", "samples shown of each reason", default=12, least=0),
-    retired={"examples": "use --top", **POSITIONAL},
 )
 def report(args: argparse.Namespace) -> None:
     """Write a page of what was dropped and why, with examples."""

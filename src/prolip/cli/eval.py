@@ -87,9 +87,7 @@ def check_tasks(args: argparse.Namespace) -> None:
             f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
             "and --save-features" + (", or give --prompts-fit other images" if rule.way == BPRW else "")
         )
-    given = vars(args) | {"device": args.device != "auto", "precision": args.precision != "fp32"}
-    given["prompts"] = rule.way != ALL
-    useless = [flag_of(name) for name in OF_MODELS if given[name]]
+    useless = [flag_of(name) for name in OF_MODELS if getattr(args, name) not in (None, False, [], "auto", "fp32", ALL)]
     if args.features and useless:
         raise ValueError(
             f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --data and "
@@ -339,11 +337,11 @@ def run_benchmark(args: argparse.Namespace) -> None:
     """
     if not args.words:
         raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
-    from prolip.evaluation.clip_benchmark.command import Added, run
+    from prolip.evaluation.clip_benchmark.command import run
 
     parser = Parser(prog="prolip eval clip-benchmark", add_help=False)
     add_all(parser, ADDED)
     if {"-h", "--help"} & set(args.words[1:]) and args.words[0] != "build":
         print(parser.format_help())  # clip_benchmark's follows
-    added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
-    run(words, Added(*(getattr(added, name) for name in Added._fields)))
+    own, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
+    run(words, own)

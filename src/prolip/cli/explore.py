@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,44 +16,39 @@ from prolip.utils import console
 
 if TYPE_CHECKING:
     from prolip.explorer.app import App
-    from prolip.explorer.server import Server
 
-
+DATA = "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."
 EXPOSED = """warning: --host {host} opens this to every machine that reaches this one: whoever does sees all items, \
 captions and pictures, and has texts and pictures embedded here. There is no password, and nothing is encrypted. For \
 one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE"""
 
 
 def make_app(args: argparse.Namespace) -> App:
-    """The application: what is shown, with its model."""
     if args.port > 65535:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
     settings = reading(args)
-    from prolip.explorer.app import App
+    from prolip.explorer.app import App, open_source, resolved
     from prolip.explorer.gallery import Captions, Gallery
-    from prolip.explorer.open import model_of, open_source, threshold_of
+    from prolip.explorer.query import MOST
+    from prolip.search.query import calibrate, read_queries
     from prolip.search.sources import lines_of
+    from prolip.search.store import holds_index
 
     further = [] if args.texts is None else lines_of(args.texts)
-    args.model = model_of(args.source, args.data) or args.model
-    opened = open_source(args.source, given(args), args.data, args.output, **settings)
-    if opened.changes:
-        print(opened.changes, file=sys.stderr)
-    captions = Captions(Gallery(opened.index), opened.embedder, args.max_captions, further)
-    asked = (opened, args.calibrate, args.risk, 1 - args.confidence, args.allow_private_hosts)
-    threshold = None if args.risk is None else threshold_of(*asked)
-    return App(opened, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
-
-
-def announce(server: Server) -> None:
-    """Print where the page is, what it lacks, and who can see it."""
-    print(f"{len(server.app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
-    for line in server.app.opened.limitations:
-        print(f"note: {line}", file=sys.stderr)
-    if not server.is_private:
-        host, port = str(server.server_address[0]), server.server_address[1]
-        print(EXPOSED.format(host=host, port=port), file=sys.stderr)
+    if not holds_index(args.source):  # refuses data that cannot be embedded before the model is loaded
+        args.model = resolved(args.source, args.data)[1] or args.model
+    explored = open_source(args.source, given(args), args.data, args.output, **settings)
+    index, embedder, threshold = explored.index, explored.embedder, None
+    if explored.changes:
+        print(explored.changes, file=sys.stderr)
+    captions = Captions(Gallery(index), embedder, args.max_captions, further)
+    if args.risk is not None:
+        if embedder is None:
+            raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
+        search, known = partial(index.search, k=MOST + 1), read_queries(args.calibrate, args.allow_private_hosts)
+        threshold = calibrate(index, known, embedder, args.risk, 1 - args.confidence, search)  # as the page searches
+    return App(explored, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
 
 
 @command(
@@ -66,17 +62,10 @@ def announce(server: Server) -> None:
     flag("--port", "port to listen at, 0 for any free one", default=8571, least=0),
     flag("--open", "open the page in a browser", action="store_true"),
     REFUSAL,
-    shared(
-        Data,
-        "data",
-        "skip_damaged",
-        "allow_private_hosts",
-        help={"data": "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."},
-    ),
+    shared(Data, "data", "skip_damaged", "allow_private_hosts", help={"data": DATA}),
     output("folder to keep or resume the index in (default: a temporary one)", required=False),
     shared(Model, help={"model": "model that made the features, or the index at another address than it names"}),
     COMPUTE,
-    retired={"captions": "use --max-captions", "index": "use --output"},
 )
 def explore(args: argparse.Namespace) -> None:
     """Explore an index, a run with data or saved features on a page of this machine."""
@@ -84,7 +73,12 @@ def explore(args: argparse.Namespace) -> None:
     from prolip.explorer.server import make_server, serve
 
     server = make_server(app, args.host, args.port)
-    announce(server)
+    print(f"{len(app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
+    for line in app.explored.limitations:
+        print(f"note: {line}", file=sys.stderr)
+    if not server.is_private:
+        host, port = str(server.server_address[0]), server.server_address[1]
+        print(EXPOSED.format(host=host, port=port), file=sys.stderr)
     if args.open:
         webbrowser.open(server.url)
     serve(server)

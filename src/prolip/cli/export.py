@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from prolip.cli.command import Model, command, either, flag, output, shared
+from prolip.utils.outputs import check_output
 
 # --- hub --------------------------------------------------------------------------------------------------------------
 #: The flags of a model card.
@@ -77,10 +78,9 @@ def push_model(args: argparse.Namespace) -> None:
 )
 def export_graph(args: argparse.Namespace) -> int:
     """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
-    from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load
+    from prolip.export import BATCHES, TOLERANCE, WAYS, largest_differences, load
 
-    for name in args.format:
-        check_place(args.output, name)
+    check_output(args.output, folder=True)
     model = load(args.model, args.pretrained)
     written = [WAYS[name](model, args.output) for name in args.format]
     equal = True

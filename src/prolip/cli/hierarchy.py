@@ -72,7 +72,13 @@ def run_entailment(args: argparse.Namespace) -> None:
     corpus = corpus_of(args)
     pairs = kinds.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
     results = [kinds.evaluate_entailment(load(args, model), corpus, pairs, args.intervals) for model in args.model]
-    keep(args.output, entailment.as_json(results, pairs))
+    used = {name: {"used": len(x), "found": x.found, "with_sibling": x.with_sibling} for name, x in pairs.items()}
+    models = []
+    for result in results:
+        auc = {"/".join(key): list(value) for key, value in result.auc.items()}
+        by_level = {"/".join(key): value for key, value in result.by_level.items()}
+        models.append({"model": result.model, "auc": auc, "by_level": by_level})
+    keep(args.output, {"pairs": used, "models": models})
     print(entailment.format_entailment(results, pairs, args.intervals))
 
 
@@ -92,7 +98,7 @@ def run_traverse(args: argparse.Namespace) -> None:
     check(args)
     from prolip.corpora.emoji.corpus import Corpus
     from prolip.corpora.emoji.evaluate import embed_drawings
-    from prolip.hierarchy.traversal import format_paths, traverse
+    from prolip.hierarchy.traversal import traverse
 
     corpus = corpus_of(args)
     shown = Corpus(corpus.concepts, corpus.drawings[: args.top])
@@ -100,7 +106,9 @@ def run_traverse(args: argparse.Namespace) -> None:
     image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
     found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
     names = [corpus.concepts[drawing.concept].name for drawing in shown.drawings]
-    print(format_paths(names, texts, found))
+    for row, name in enumerate(names):
+        path = (texts[i] or '""' for i in found.path(row))
+        print(f"{name[:40]:<40}  {' → '.join(path)}")
     if args.root == "included":
         roots = (texts[i] for i in found.root_caption.tolist())
         print("\n".join(["", *(f"{name:<40}  [ROOT] {root}" for name, root in zip(names, roots))]))
@@ -119,19 +127,30 @@ def run_traverse(args: argparse.Namespace) -> None:
 def run_hierarcaps(args: argparse.Namespace) -> None:
     """Evaluate HierarCaps by both published protocols."""
     check(args)
+    from prolip.evaluation.table import aligned
     from prolip.hierarchy.entailment import short
-    from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
+    from prolip.hierarchy.hierarcaps import benchmark_metrics, embed_files, paper_metrics, read_hierarcaps
+    from prolip.hierarchy.traversal import traverse
 
     data = read_hierarcaps(args.captions)
     files, named = data.files(args.images), []
     for model in args.model:
         embedder = load(args, model)
-        inclusion = inclusion_of(args, embedder)
-        found = evaluate_hierarcaps(data, files, embedder, args.steps, inclusion, sys.stderr.isatty())
-        named += [(f"{short(embedder.name)[-16:]} {root}", metrics) for root, metrics in found.items()]
+        image, steps = embed_files(embedder, files, sys.stderr.isatty()), args.steps
+        text, empty, inclusion = (
+            embedder.embed_texts(data.texts),
+            embedder.embed_texts([""]),
+            inclusion_of(args, embedder),
+        )
+        for root in ROOTS if embedder.probabilistic else ("empty",):
+            metrics = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
+            metrics |= benchmark_metrics(data, image, text, empty, steps) if root == "empty" else {}
+            named.append((f"{short(embedder.name)[-16:]} {root}", metrics))
     keep(args.output, dict(named))
     print(f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {data.levels} levels")
-    print(format_metrics(named))
+    keys = dict.fromkeys(key for _, metrics in named for key in metrics)
+    cells = [(key, [f"{metrics[key]:.4f}" if key in metrics else "-" for _, metrics in named]) for key in keys]
+    print("\n".join(aligned([name for name, _ in named], cells, 24)))
 
 
 @command(

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from prolip import __version__
-from prolip.cli.command import Command, add_all, file_of_clone, parser_of
+from prolip.cli.command import RENAMED, Command, add_all, file_of_clone, parser_of
 from prolip.utils import console
 from prolip.utils.flags import FlagError, did_you_mean
 
@@ -42,39 +42,11 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
         "hub": ("export", "save a model with its card, or push it to the hub"),
     },
 }
-#: Verbs of other programs, and what to type here.
-RETIRED = {
-    "evaluate": "eval",
-    "explorer": "explore",
-    "finetune": "train",
-    "fit": "uncertainty",
-    "index": "search build",
-    "score": "curate score",
-    "select": "curate select",
-    "push": "hub push",
-    "save": "hub save",
-    "query": "search query",
-    "search extend": "search add",
-    "search plan": "search build --dry-run",
-    "clip-benchmark": "eval clip-benchmark",
-    "datacomp": "eval datacomp",
-}
-
-
-def overview() -> str:
-    """The text of `prolip --help`."""
-    lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
-    for title, verbs in VERBS.items():
-        lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
-    lines += ["", "prolip VERB --help shows an example and all flags."]
-    return "\n".join([*lines, "prolip --version; prolip --completion bash (or zsh, tcsh)"])
+RETIRED = RENAMED["verbs"]  # verbs of other programs, and what to type here
 
 
 def commands_of(verb: str) -> dict[str, Command]:
-    """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb.
-
-    ValueError outside a clone for a verb whose commands are in scripts/.
-    """
+    """Subverb (or "") -> command. FlagError for an unknown verb, ValueError outside a clone."""
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
         hint = did_you_mean(verb, modules, "prolip --help lists all")
@@ -103,18 +75,7 @@ def find(words: Sequence[str]) -> tuple[Command, list[str]]:
     return commands[rest[0]], rest[1:]
 
 
-def mistakes() -> tuple[type[Exception], ...]:
-    """Errors that the user can mend, whose line is enough."""
-    from safetensors import SafetensorError
-
-    from prolip.data.faults import SampleFault, TooManyBadSamples
-    from prolip.models.checkpoint import CheckpointError
-
-    return OSError, ValueError, ImportError, CheckpointError, SafetensorError, SampleFault, TooManyBadSamples
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:
         from training.main import main as train
@@ -124,8 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run(words)
         except Exception as error:
-            if not isinstance(error, (OSError, ValueError, ImportError)) and not isinstance(error, mistakes()):
-                raise
+            if not isinstance(error, (OSError, ValueError, ImportError)):
+                from safetensors import SafetensorError
+
+                from prolip.data.faults import SampleFault, TooManyBadSamples
+                from prolip.models.checkpoint import CheckpointError
+
+                if not isinstance(error, (CheckpointError, SafetensorError, SampleFault, TooManyBadSamples)):
+                    raise
             print(f"error: {console.one_line(error)}", file=sys.stderr)
             return 2
 
@@ -133,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(words: list[str]) -> int:
     """Answer a question about `prolip` itself, or run a command."""
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print("usage: prolip VERB ...\n\nProbabilistic vision-language models: train, measure and use them.")
+        for title, verbs in VERBS.items():
+            print(f"\n{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items()), sep="\n")
+        print("\nprolip VERB --help shows an example and all flags.")
+        print("prolip --version; prolip --completion bash (or zsh, tcsh)")
         return 0 if words else 2
     if words[0] == "--version":
         print(f"prolip {__version__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from prolip.cli.command import COMPUTE, MODEL, Data, check, command, flag, load, output, shared
 from prolip.cli.eval import CLASSES, SPLIT, open_named
@@ -69,8 +70,11 @@ def show(args: argparse.Namespace) -> None:
 
     check(args, folder=True)
     found = PromptWeights.load(args.file)
-    from prolip.prompts.figures import listing, write_weights  # after the file is read: matplotlib takes a second
+    from prolip.prompts.figures import listing, plot_weights  # after the file is read: matplotlib takes a second
+    from prolip.utils.style import save
 
     print("\n".join(map(console.plain, listing(found, args.top))))
     if args.output:
-        print(f"drawn: {', '.join(map(str, write_weights(found, args.output)))}")
+        figure = plot_weights(found.table, f"Weights of {len(found.templates)} prompts, {found.rule}")
+        drawn = [save(figure, Path(args.output) / f"weights.{ending}") for ending in ("png", "pdf", "svg")]
+        print(f"drawn: {', '.join(map(str, drawn))}")

@@ -13,28 +13,8 @@ from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
 SHOWN = [*TABLES, VERDICT]
-RECIPES = ("demo", "paper", "full")
-#: Flags that plans had before -> what to type.
-RENAMED = {
-    "global-batch": "use --global-batch-size",
-    "samples": "use --max-samples",
-    "ema": "use --ema-decay",
-    "recompute": "use --grad-checkpointing and --checkpoint-policy",
-    "parallel": "use --fsdp",
-    "cores-per-gpu": "use --workers",
-    "*every-*": "give --save-every-samples",
-    "measured*": "give --mfu of its metrics.jsonl, which holds for other models too, or --rate",
-    "exchange": "the traffic table has both",
-    "restart-minutes": "use --queue-minutes, which leaves out start and load",
-    "mtbf-node-hours": "count them into --mtbf-gpu-hours",
-    "*hop-us": "NCCL's own figures are taken",
-} | dict.fromkeys(
-    ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
-    "python scripts/studies/scaling/simulate_steps.py simulates; its --help lists its flags",
-)
 
 
-# --- plan -------------------------------------------------------------------------------------------------------------
 @command(
     "plan",
     "--model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
@@ -42,7 +22,6 @@ RENAMED = {
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
     more="docs/scaling.md explains the tables and what is assumed.",
-    retired=RENAMED,
 )
 def plan(args: argparse.Namespace) -> None:
     """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""
@@ -61,20 +40,18 @@ def plan(args: argparse.Namespace) -> None:
     print(largest.heading, *(shown[name] for name in args.show or shown), sep="\n\n")
 
 
-# --- demo -------------------------------------------------------------------------------------------------------------
 @command(
     "demo",
     "--recipe paper",
-    flag("--recipe", "ten minutes on two cores, ProLIP's loss, or all concepts", choices=RECIPES, default="demo"),
+    flag(
+        "--recipe", "ten minutes on two cores, ProLIP's loss, or all", choices=("demo", "paper", "full"), default="demo"
+    ),
     output("folder of all runs", "overwrite", required=False, output="runs"),
     flag("more", "flags of prolip train: -- --max-steps 200", nargs="*", metavar="-- FLAGS"),
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
 )
 def demo(args: argparse.Namespace) -> int:
-    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
-
-    Runs scripts/demo.py of the clone that this package or the working directory belongs to.
-    """
+    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run."""
     remedy = "the demo needs the bundled drawings: run prolip demo in a clone of the repository"
     spec = spec_from_file_location("demo", file_of_clone("scripts/demo.py", remedy))
     assert spec and spec.loader
@@ -82,7 +59,6 @@ def demo(args: argparse.Namespace) -> int:
     return module.run(args.recipe, args.output, args.overwrite, args.more)
 
 
-# --- report -----------------------------------------------------------------------------------------------------------
 @command(
     "report",
     "runs/demo",

@@ -14,19 +14,7 @@ if TYPE_CHECKING:
     from prolip.embedder import Embedder
     from prolip.search.index import SearchIndex
 
-RETIRED = {
-    "kind": "use --index-type",
-    "effort": "use --probe",
-    "shortlist": "use --rerank",
-    "exactly": "use --exact",
-    "together": "use --combine",
-    "wider": "use --more-general",
-    "narrower": "use --more-specific",
-    "anew": "use --rebuild",
-}
-
-
-# --- flags ------------------------------------------------------------------------------------------------------------
+DATA = "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."
 #: Flags of every command on an index.
 INDEX = (
     flag("index", "folder of the index", metavar="INDEX"),
@@ -36,13 +24,7 @@ INDEX = (
 ADDED = (
     *INDEX,
     flag("--restore", "add deleted items again, too", action="store_true"),
-    shared(
-        Data,
-        "data",
-        "skip_damaged",
-        required=["data"],
-        help={"data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."},
-    ),
+    shared(Data, "data", "skip_damaged", required=["data"], help={"data": DATA}),
 )
 OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
 #: Flags of refusal, also of `prolip explore`.
@@ -54,20 +36,16 @@ REFUSAL = titled(
 )
 
 
-# --- building ---------------------------------------------------------------------------------------------------------
 def given(args: argparse.Namespace) -> Embedder | None:
-    """The model that --model names, None without it."""
     return load(args) if args.model else None
 
 
 def reading(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `SearchIndex.add`."""
     names = ("batch_size", "workers", "skip_damaged", "restore", "device", "precision")
     return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
 
 
 def opened(args: argparse.Namespace) -> SearchIndex:
-    """The index that is there."""
     from prolip.search.index import SearchIndex
 
     return SearchIndex(args.index, args.verify)
@@ -77,17 +55,15 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     "search build",
     "runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", "flat (exact), ivf, hnsw or pq", default="flat", metavar="TYPE"),
-    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0),
+    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0, least=0),
     flag("--similarity", "csd, mean, elk or another score (default: that of the model's method)", metavar="SCORE"),
     flag("--dry-run", "print the size of an index of ITEMS, and write nothing", least=1, metavar="ITEMS"),
     *ADDED,
     shared(Model),
     COMPUTE,
-    retired=RETIRED,
 )
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or update it to what its source holds now."""
-    settings = reading(args)
     from prolip.search.ann import IndexSpec, table
     from prolip.search.index import SearchIndex
     from prolip.search.sources import described
@@ -97,15 +73,14 @@ def build_index(args: argparse.Namespace) -> None:
         card, dim, _ = described(args.data, embedder)
         print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
     else:
-        done = SearchIndex.build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
+        done = SearchIndex.build(args.index, args.data, embedder, args.similarity, kind, args.verify, **reading(args))
         summarize(args, done.index, str(done))
 
 
 @command("search add", "runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE)
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
-    settings = reading(args)
-    done = opened(args).add(args.data, given(args), **settings)
+    done = opened(args).add(args.data, given(args), **reading(args))
     summarize(args, done.index, str(done))
 
 
@@ -114,7 +89,6 @@ def add_source(args: argparse.Namespace) -> None:
     "runs/index --rebuild",
     *INDEX,
     flag("--rebuild", "learn the approximate index again, from all rows", action="store_true"),
-    retired=RETIRED,
 )
 def finish_index(args: argparse.Namespace) -> None:
     """Add all rows to the approximate index."""
@@ -139,27 +113,15 @@ def delete_keys(args: argparse.Namespace) -> None:
 
 
 def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -> None:
-    """Print what changed, and what the index holds now."""
     if changes:
         print(changes, file=sys.stderr)
     print(f"{len(index):,} items in {args.index}, ranked by {index.score.in_words}, {index.kind.name}")
 
 
-# --- asking -----------------------------------------------------------------------------------------------------------
 def check_risk(args: argparse.Namespace) -> None:
     """ValueError for --risk without --calibrate, or the other way round."""
     if (args.risk is None) != (args.calibrate is None):
         raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
-
-
-def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
-    """The text and image of each question. ValueError for none, and for --combine of more of one than of the other."""
-    if args.combine and (len(args.text) != len(args.image) or not args.text):
-        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
-    if not args.text + args.image:
-        raise ValueError("no question: give --text or --image")
-    alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
-    return list(zip(args.text, args.image)) if args.combine else alone
 
 
 @command(
@@ -182,7 +144,6 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
     shared(Output, "json"),
     OWN,
     shared(Compute, "device", "precision"),
-    retired=RETIRED | {"": "search for a text by --text 'a cat', for an image by --image FILE"},
 )
 def query(args: argparse.Namespace) -> None:
     """Search the index by text and image."""
@@ -191,7 +152,12 @@ def query(args: argparse.Namespace) -> None:
     if wider is not None and args.risk is not None:
         what = "--risk is of the first answer by the score, and --more-general and --more-specific rank by inclusion"
         raise ValueError(f"{what}: leave one out")
-    pairs = pairs_of(args)
+    if args.combine and (len(args.text) != len(args.image) or not args.text):
+        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
+    if not args.text + args.image:
+        raise ValueError("no question: give --text or --image")
+    alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
+    pairs = zip(args.text, args.image) if args.combine else alone
     from prolip.search.query import Query, ask, read_queries
 
     index, questions = opened(args), [Query(*pair) for pair in pairs]

@@ -19,20 +19,23 @@ if TYPE_CHECKING:
     from prolip.uncertainty.fit import Fitted
 
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
-READING = (
-    *("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator"),
-    *("image_root", "max_bad_fraction"),
+READING: tuple[str, ...] = (
+    "caption_sampling",
+    "select",
+    "dataset_type",
+    "csv_img_key",
+    "csv_caption_key",
+    "csv_separator",
 )
+READING += ("image_root", "max_bad_fraction")
 FIT = ("fit_samples", "bank", "centres", "novelty_centres", "readings", "changed_images")
 OF_READING = {
     "caption_sampling": "fields of captions to read, with optional weights: txt is the plain caption, others are JSON "
     "fields (CSV columns), e.g. name:2,keywords:1,group",
     "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
 }
-NO_DOUBT = (
-    "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and "
-    "--changed-images"
-)
+NO_DOUBT = "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and "
+NO_DOUBT += "--changed-images"
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
     "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
@@ -60,6 +63,9 @@ def fit(args: argparse.Namespace) -> None:
     """Give a trained model variances, novelty and doubt; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
+    from safetensors.torch import load_file
+
+    from prolip.embeddings import Pairs, check_enough
     from prolip.fitting.attach import attach, check_place
 
     config = FitOptions(**{name: getattr(args, name) for name in FIT})
@@ -69,7 +75,14 @@ def fit(args: argparse.Namespace) -> None:
         if not Path(args.save_pairs).absolute().parent.is_dir():
             raise ValueError(f"--save-pairs {args.save_pairs}: its folder is not there, make it first")
     start = time.perf_counter()
-    pairs = read_pairs(args) if args.pairs else embed(args, config)
+    if args.pairs:
+        pairs = Pairs.from_tensors(load_file(args.pairs))
+        check_enough(len(pairs))
+        if not pairs.model:
+            remedy = f"be sure that it was {args.model}, or write it again with --save-pairs"
+            print(f"warning: {args.pairs} does not say which model embedded it: {remedy}", file=sys.stderr)
+    else:
+        pairs = embed(args, config)
     embedded = time.perf_counter()
     if args.save_pairs:
         pairs.save(Path(args.save_pairs))
@@ -82,20 +95,6 @@ def fit(args: argparse.Namespace) -> None:
     print(f"{counts}; {how} in {embedded - start:.0f} s, {took}")
     describe(fitted, pairs)
     print(f"--model local-dir:{args.output} evaluates it")
-
-
-def read_pairs(args: argparse.Namespace) -> Pairs:
-    """The pairs of --pairs."""
-    from safetensors.torch import load_file
-
-    from prolip.embeddings import Pairs, check_enough
-
-    pairs = Pairs.from_tensors(load_file(args.pairs))
-    check_enough(len(pairs))
-    if not pairs.model:
-        remedy = f"be sure that it was {args.model}, or write it again with --save-pairs"
-        print(f"warning: {args.pairs} does not say which model embedded it: {remedy}", file=sys.stderr)
-    return pairs
 
 
 def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
@@ -132,19 +131,15 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
         nats = reader.ambiguity(pairs.image.float())
         median = f"the median one leaves {nats.median():.1f} nats open about its topic"
         print("ambiguity of images:", "too few general texts to say" if nats.isnan().all() else median)
-    print(doubt_in_words(fitted, pairs) or NO_DOUBT)
+    if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
+        print(NO_DOUBT)
+    else:
+        images = pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()
+        doubts = [fitted.score.doubts(fitted.reader.evidence(x)) for x in images]
+        own, changed = (doubt.median() for doubt in doubts if doubt is not None)
+        medians = f"{own:.0%} of the median image, {changed:.0%} of one that was changed strongly"
+        print(f"doubt, the share of a match probability that is not the model's: {medians}")
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
             takes = f"{FEWEST} or more of --data that differ, one of OpenCLIP's towers or ours, and --novelty-centres"
             print(f"no novelty of {side}s: it takes {takes}")
-
-
-def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
-    """The median doubt of the training images and of the changed ones as a line; empty without doubt."""
-    if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
-        return ""
-    images = pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()
-    own, changed = (fitted.score.doubts(fitted.reader.evidence(x)) for x in images)
-    assert own is not None and changed is not None
-    medians = f"{own.median():.0%} of the median image, {changed.median():.0%} of one that was changed strongly"
-    return f"doubt, the share of a match probability that is not the model's: {medians}"

@@ -8,13 +8,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 import numpy as np
 
 from prolip.utils.documents import shown
+from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import first_few
 
 #: Column -> what it is, for the help and the page.
@@ -35,14 +35,11 @@ MEANINGS = {
     "width": "of the image, in pixels",
     "height": "of the image, in pixels",
 }
-#: Columns that need no model.
-PLAIN = {"text_tokens", "width", "height"}
+PLAIN = {"text_tokens", "width", "height"}  # columns that need no model
 BINARY = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
 COMPARISONS = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.Eq: eq, ast.NotEq: ne}
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
-QUANTILE = "quantile"
-#: Most characters of a formula, and most nested operations: each is a call of Python.
-CHARACTERS, DEPTH = 20_000, 100
+CHARACTERS, DEPTH = 20_000, 100  # most characters of a formula, and most nested operations: each is a call of Python
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
 Columns = Mapping[str, np.ndarray]
@@ -51,7 +48,7 @@ Quantiles = Mapping[tuple[str, float], float]
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula over the columns of a table. columns: that it reads; quantiles: (column, share) pairs that it needs."""
+    """A formula over the columns of a table; quantiles: (column, share) pairs that it needs."""
 
     text: str
     tree: ast.expr
@@ -78,9 +75,7 @@ class Expression:
     def check_columns(self, known: list[str]) -> None:
         """ValueError for a column that a table does not have."""
         for name in sorted(self.columns - set(known)):
-            near = get_close_matches(name, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {hint}")
+            raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {did_you_mean(name, known)}")
 
     def __call__(self, columns: Columns, quantiles: Quantiles | None = None) -> np.ndarray:
         """The value for every row, (N,) float64, or booleans of comparisons; a comparison with NaN is false."""
@@ -113,14 +108,11 @@ def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth
             return np.float64(constant(node))  # overflows to inf; a float of Python raises
         case ast.Name(id=name):
             return columns[name]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in (QUANTILE, *FUNCTIONS):
-            match args:
-                case [ast.Name(id=column), share] if name == QUANTILE and 0 <= constant(share) <= 1:
-                    return quantiles[column, constant(share)]
-                case [part] if name != QUANTILE:
-                    return FUNCTIONS[name](number(part))
-            wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
-            raise ValueError(f"{shown(text)}: {shown(ast.get_source_segment(text, node))} wants {wanted}")
+        case ast.Call(func=ast.Name(id="quantile"), args=[ast.Name(id=column), share], keywords=[]):
+            if 0 <= constant(share) <= 1:
+                return quantiles[column, constant(share)]
+        case ast.Call(func=ast.Name(id=name), args=[part], keywords=[]) if name in FUNCTIONS:
+            return FUNCTIONS[name](number(part))
         case ast.BoolOp(op=op, values=parts):
             join = np.logical_and if isinstance(op, ast.And) else np.logical_or
             return join.reduce(np.broadcast_arrays(*[np.asarray(value(part), dtype=bool) for part in parts]))
@@ -134,7 +126,8 @@ def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth
             sides = [value(part) for part in (left, *others)]
             each = [COMPARISONS[type(op)](a, b) for op, a, b in zip(ops, sides, sides[1:])]
             return np.logical_and.reduce(np.broadcast_arrays(*each))
-    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
+    functions = f"{', '.join(FUNCTIONS)}, quantile(COLUMN, SHARE from 0 to 1)"
+    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {functions}"
     what = shown(ast.get_source_segment(text, node))
     raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
 

@@ -3,63 +3,132 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
 from torch import Tensor
 
 from prolip.curate import tables
-from prolip.curate.signals import PairSignals
-from prolip.curate.sources import CHANGED, SourceReader, change_of, content_of, name_of, source_of
+from prolip.curate.tables import BITS, SIGNATURE
 from prolip.data.captions import CaptionSampler
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.images import decode_image
-from prolip.data.reading.shard_index import find_index
-from prolip.data.reading.stream import ReadPolicy
+from prolip.data.reading.named import ROWS, NamedSource, parse_source
+from prolip.data.reading.remote import Identity, ReadPolicy
+from prolip.data.reading.rows import read_stored
+from prolip.data.reading.shard_index import canonical, find_index
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import Note, open_stream
 from prolip.data.reading.tar import ShardReader, printable
-from prolip.data.samples import Raw, caption_parts, image_bytes, json_record
-from prolip.embedder import Embedder
+from prolip.data.samples import Raw, caption_parts, image_bytes, json_record, suffixes_of
+from prolip.data.sets import SETS
+from prolip.embedder import Embedder, lengths_of
+from prolip.gaussian import Gaussian
+from prolip.measures import inclusion_test
+from prolip.scores import Score, Side
+from prolip.uncertainty.readings import Reader
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
 
 FORMAT = "prolip curation 2"
-#: Rows of a batch, within which normalised scores compare.
-BATCH = 256
+BATCH = 256  # rows of a batch, within which normalised scores compare
+GONE, CHANGED = "is gone", "has changed"
+
+
+class PairSignals:
+    """Computes the columns of batches of pairs: `prolip.curate.rules.MEANINGS`, novelties and signatures."""
+
+    def __init__(self, embedder: Embedder):
+        self.embedder = embedder
+        self.pad = embedder.tokenizer([""])[0, -1]
+
+    def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
+        """Columns of a batch, pixels (B, 3, H, W) and B captions."""
+        model, ids = self.embedder, self.embedder.tokenizer(list(captions))
+        image, text = model.encode(pixels, "image"), model.encode(ids, "text")
+        found = pair_columns(model.score, image.z, text.z, model.probabilistic, model.reader)
+        found["text_tokens"] = lengths_of(ids, self.pad)
+        _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)
+        found["own_first"] = model.score.pairwise(image.z, text.z.select(first)).argmax(1) == torch.from_numpy(own)
+        for side, novelty in (("image", image.novelty), ("text", text.novelty)):
+            found |= {f"{side}_novelty_{end}": nats for end, nats in novelty.items()}
+        return {name: x.float().numpy() for name, x in found.items()} | {SIGNATURE: signatures(image.z.mean)}
+
+
+def signatures(mean: Tensor) -> pa.Array:
+    """BITS signs of projections on random planes, (B, D) -> (B,) packed (Charikar 2002)."""
+    planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
+    bits = np.packbits((mean @ planes > 0).numpy(), axis=1)
+    return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
+
+
+def pair_columns(
+    score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: Reader | None = None
+) -> dict[str, Tensor]:
+    """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's. normalised_score compares a pair
+    with the others of its batch (Wang et al. 2024, arXiv 2405.19547): l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp
+    l_ji) of logits l, by means in place of sums, so that a smaller last batch has about the same numbers.
+    """
+    matrix = score.pairwise(image, text)
+    own, logits = matrix.diagonal(), score.scaled(matrix)
+    found = {"cosine": (image.mean * text.mean).sum(1), "score": own, "match_probability": score.match_probability(own)}
+    if logits is not None:
+        both = logits.logsumexp(1) + logits.logsumexp(0)
+        found["normalised_score"] = logits.diagonal() - (both / 2 - math.log(len(logits)))
+    evidence = None if reader is None else reader.evidence(image.mean)
+    if (doubt := score.doubts(evidence, evidence)) is not None and score.units is not None:
+        probability = score.match_probability(own, doubt, score.units.share(score.uncertainty(text)))
+        found |= {"match_probability": probability, "image_doubt": doubt}
+    if reader is not None:
+        found["image_ambiguity"] = reader.ambiguity(image.mean)
+    if probabilistic:
+        found |= side_columns(score, score.uncertainty(image), "image")
+        found |= side_columns(score, score.uncertainty(text), "text")
+        found["inclusion"] = inclusion_test(image, text)
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def side_columns(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
+    """The columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
+    found = {f"{side}_uncertainty": trace}
+    if score.units is not None:
+        found[f"{side}_bits"] = score.units.information(trace, "texts" if side == "image" else "images", bits=True)
+    return found
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores shards. urls: of all, in order; signals: `PairSignals`; preprocess: a Pillow image -> (3, H, W). about:
-    the model and the options that the tables depend on.
-    """
+    """Scores shards."""
 
-    urls: Sequence[str]
+    urls: Sequence[str]  # of all shards, in order
     folder: Path
-    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]
+    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]  # as `PairSignals`
     preprocess: Callable[[Image.Image], Tensor]
     captions: CaptionSampler
-    about: dict[str, Any]
+    about: dict[str, Any]  # the model and the options that the tables depend on
     read: ShardReader = ShardReader()
     threads: int = 1
 
     @classmethod
     def of(cls, model: Embedder, urls: Sequence[str], folder: Path, captions: str = "txt", threads: int = 1) -> Scorer:
-        """Score these shards by a model. captions: as --caption-sampling; of several captions the likeliest counts."""
+        """Score these shards by a model. captions: as --caption-sampling; the likeliest of several counts."""
         about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision}
         about |= {"captions": captions, "score": model.score.name}
-        read = SourceReader(ReadPolicy(), find_index(urls))
-        signals, sampler = PairSignals(model), CaptionSampler.parse(captions)
-        return cls(urls, folder, signals, model.preprocess, sampler, about, read, threads)
+        read, sampler = SourceReader(ReadPolicy(), find_index(urls)), CaptionSampler.parse(captions)
+        return cls(urls, folder, PairSignals(model), model.preprocess, sampler, about, read, threads)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -70,7 +139,7 @@ class Scorer:
 
     @cached_property
     def words(self) -> dict[str, Any]:
-        """The manifest of all tables. Addresses are without secrets."""
+        """The manifest of all tables, with addresses without secrets."""
         columns = {field.name: str(field.type) for field in self.schema}
         return {**self.about, "format": FORMAT, "columns": columns, "shards": [name_of(url) for url in self.urls]}
 
@@ -85,7 +154,6 @@ class Scorer:
         tables.agree(place / tables.MANIFEST, self.words, f"give another --output, or delete {place}")
 
     def path(self, number: int) -> Path:
-        """The table of a shard."""
         return tables.table_path(self.folder / tables.SCORES, number)
 
     def is_done(self, number: int) -> bool:
@@ -105,15 +173,13 @@ class Scorer:
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
 
     def missing(self, numbers: Iterable[int]) -> dict[int, tables.Stamp]:
-        """The shards that are not done -> the `stamp` of their table."""
-        stamps = {number: tables.stamp(self.path(number)) for number in numbers}  # before `is_done` looks at them
+        """The shards that are not done -> the `stamp` of their table, from before it was looked at."""
+        stamps = {number: tables.stamp(self.path(number)) for number in numbers}
         done = in_threads(self.is_done, iter(stamps), self.threads, 64)
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a shard and write its table; returns the table's note. The table of a shard that breaks off has the
-        samples before, says so, and is made again by the next run.
-        """
+        """Score a shard, write its table and return its note; one that breaks off is scored again next time."""
         faults: Counter[str] = Counter()
         broken = first = ""
 
@@ -129,7 +195,12 @@ class Scorer:
         parts: list[pa.Table] = []
         samples = in_threads(self.decode, enumerate(rows()), self.threads, 2 * BATCH)
         while group := list(islice(samples, BATCH)):
-            parts.append(self.table_of(group))
+            if good := [sample for sample in group if "pixels" in sample]:
+                pixels = torch.stack([sample["pixels"] for sample in good])
+                for name, values in self.signals(pixels, [sample["caption"] for sample in good]).items():
+                    for sample, value in zip(good, values.tolist()):
+                        sample[name] = value
+            parts.append(pa.Table.from_pylist(group, schema=self.schema))
         whole = pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
         sums = hashlib.sha256()
         for key, content, fault in zip(*whole.select(["key", "content", "fault"]).to_pydict().values()):
@@ -154,20 +225,63 @@ class Scorer:
             image = decode_image(image_bytes(raw))
             pixels = self.preprocess(image)
             found |= {"width": image.width, "height": image.height, "pixels": pixels}
-        except SampleFault as error:
-            found["fault"] = printable(str(error))
         except Exception as error:  # such as an image one pixel wide, which cannot be resized
-            found["fault"] = printable(f"failed transform: {type(error).__name__}: {error}")
+            is_known = isinstance(error, SampleFault)
+            found["fault"] = printable(str(error) if is_known else f"failed transform: {type(error).__name__}: {error}")
         with suppress(SampleFault):  # damaged JSON
             uid = json_record(raw).get("uid") if "json" in raw else None
             found["uid"] = printable(uid) if isinstance(uid, str) else None
         return found
 
-    def table_of(self, group: Sequence[dict[str, Any]]) -> pa.Table:
-        """The rows of a batch, without signals for samples that cannot be used."""
-        if good := [sample for sample in group if "pixels" in sample]:
-            pixels = torch.stack([sample["pixels"] for sample in good])
-            for name, values in self.signals(pixels, [sample["caption"] for sample in good]).items():
-                for sample, value in zip(good, values.tolist()):
-                    sample[name] = value
-        return pa.Table.from_pylist(group, schema=self.schema)
+
+class SourceReader(ShardReader):
+    """A `ShardReader` that also reads a table, folder of images or published set, as one shard of all its images."""
+
+    def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
+        source = table_of(url)
+        return read_stored(source, None) if source else super().__call__(url, on_fault)
+
+
+def table_of(url: str) -> NamedSource | None:
+    """The table, folder of images or published set of an address, None for a shard."""
+    kind, _, address = url.partition(":")
+    return NamedSource(kind, address) if kind in ROWS else None
+
+
+def urls_of(data: str) -> list[str]:
+    """The addresses of the shards to score, one of a table, folder or published set. ValueError for other kinds."""
+    kind, address = parse_source(data, "--data", (*ROWS, "shards"))
+    if kind == "shards":
+        return [shard.url for shard in expand_shards(address)]
+    return [f"{kind}:{','.join(map(os.path.abspath, address.split(',') if kind in SETS else [address]))}"]
+
+
+def name_of(url: str) -> str:
+    """The name of a shard in the tables, without secrets."""
+    return url if table_of(url) else canonical(url)
+
+
+def source_of(url: str, policy: ReadPolicy) -> Identity | None:
+    """Size, version and time of change of a shard, or a set's first file; None if there is no answer."""
+    kind, address = table_of(url) or ("shards", url)
+    try:
+        with closing(open_stream(address.split(",")[0] if kind in SETS else address, policy)) as stream:
+            return stream.identity
+    except SampleFault:
+        return None
+
+
+def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
+    """GONE, CHANGED, or "" if a shard's source looks unchanged without reading it."""
+    now = source_of(url, policy)
+    if was is None or now is None:
+        return "" if was is None else GONE
+    return CHANGED if Identity(*was).differs(now) else ""
+
+
+def content_of(raw: Raw) -> bytes:
+    """16 bytes that change with the name or the bytes of any member of a sample."""
+    sums = hashlib.blake2b(digest_size=16)
+    for suffix in sorted(suffixes_of(raw)):
+        sums.update(f"{len(suffix)} {suffix} {len(raw[suffix])} ".encode() + raw[suffix])
+    return sums.digest()

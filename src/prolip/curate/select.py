@@ -1,6 +1,4 @@
-"""Select the samples to keep: rules, a share, copies, and near-duplicates among millions of images by signatures of 32
-bytes each.
-"""
+"""Select the samples to keep: rules, a share, copies, and near-duplicates by signatures."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ import pyarrow as pa
 
 from prolip.curate import tables
 from prolip.curate.rules import PLAIN, Expression, Quantiles, Rule
-from prolip.curate.sources import GONE, change_of
-from prolip.curate.tables import BITS, SIGNATURE, Table, read_table, whole_column
+from prolip.curate.score import GONE, change_of
+from prolip.curate.tables import BITS, SIGNATURE, SampleTable, read_table, whole_column
 from prolip.data.captions import stable_hash
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import is_local
@@ -28,30 +26,25 @@ from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder
 
 SELECTION, SUMMARY = "selection", "selection.json"
-#: Names in the folder of a selection.
-OURS = r"\d+\.parquet|selection\.json"
+OURS = r"\d+\.parquet|selection\.json"  # names in the folder of a selection
 AGAIN = "run `prolip curate select` again"
 #: Reasons that are no rules: unreadable, repeats a better sample, not in the kept share, no copy drawn.
 OWN = (UNUSABLE, DUPLICATE, RANK, COPIES) = ("unusable", "duplicate", "rank", "copies")
-#: The page's name for the other samples, so no rule may have it.
-KEPT = "kept"
-#: Reasons are the bits of one number.
-MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
+KEPT = "kept"  # the page's name for the other samples, so no rule may have it
+MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)  # reasons are the bits of one number
 #: Signatures that are compared with all others; more are compared within cells, of CELL up to four million.
 FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to keep. rules: drop samples; keep: the largest share of all samples to keep, the best `by`; copies: how
-    often a sample is written on average, 0 to 10; duplicates: the cosine from which images count as one.
-    """
+    """What to keep."""
 
-    rules: Sequence[Rule] = ()
-    keep: float = 1.0
+    rules: Sequence[Rule] = ()  # drop samples
+    keep: float = 1.0  # the largest share of all samples to keep, the best `by`
     by: Expression | None = None
-    copies: Expression | None = None
-    duplicates: float | None = None
+    copies: Expression | None = None  # how often a sample is written on average, 0 to 10
+    duplicates: float | None = None  # the cosine from which images count as one
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -71,22 +64,16 @@ class Choice:
         names = (*OWN, *(rule.name for rule in self.rules))
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
-    @property
-    def expressions(self) -> list[Expression]:
-        """All formulas."""
-        return [rule.drop for rule in self.rules] + [x for x in (self.by, self.copies) if x is not None]
-
     def words(self) -> dict[str, Any]:
-        """The choice as JSON values."""
         drop = {rule.name: rule.drop.text for rule in self.rules}
         by, copies = self.by and self.by.text, self.copies and self.copies.text
         return {"drop": drop, "keep": self.keep, "by": by, "copies": copies, "duplicates": self.duplicates}
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary. Holds one
-    column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing column,
-    for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary, by one
+    column of all samples at a time. ValueError for a missing column, for changed shards and, unless `yes`, for noise
+    (`check_noise`).
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
@@ -94,16 +81,20 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     manifest, paths = tables.tables_of(folder)
     mark, bits = tables.digest(manifest), choice.bits
     notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
-    for expression in choice.expressions:
-        expression.check_columns(tables.signals_of(manifest["columns"]))
+    formulas = [rule.drop for rule in choice.rules] + [x for x in (choice.by, choice.copies) if x is not None]
+    for formula in formulas:
+        formula.check_columns(tables.signals_of(manifest["columns"]))
     quantiles = {
         (name, share): quantile(whole_column(paths, name), share)
-        for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))
+        for name, share in sorted(set().union(*(x.quantiles for x in formulas)))
     }
     reasons = decide(paths, choice, quantiles)
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
     if choice.copies is not None:
-        copies = drawn_copies(paths, choice.copies, quantiles) * copies
+        mean = np.clip(np.nan_to_num(values(paths, choice.copies, quantiles)), 0, MOST_COPIES)
+        keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
+        chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
+        copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more, or not, by its key
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
     warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
@@ -148,11 +139,8 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
     """ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
-    noisy = [
-        name
-        for name, formula in ways.items()
-        if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()
-    ]
+    scored = [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
+    noisy = [name for name in scored if (reasons & choice.bits[name]).any()]
     if noisy and warning:
         raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
     noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for one
@@ -176,20 +164,17 @@ def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, An
 
 def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     """The summary of the selection in `folder`, and its tables of scores. ValueError if they do not belong together."""
-    try:
-        summary = tables.read_words(folder / SELECTION / SUMMARY, AGAIN)
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first") from None
-    _, paths = tables.tables_of(folder)
+    place = folder / SELECTION / SUMMARY
+    if not place.exists():
+        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first")
+    summary, (_, paths) = tables.read_words(place, AGAIN), tables.tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)
     return summary, paths
 
 
-def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
-    """A table of scores with some columns, and its table of the selection; without names only their notes. ValueError
-    if one belongs to other scores or to another selection.
-    """
+def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:
+    """Some columns of a table of scores, and its selection. ValueError if they do not belong together."""
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
     if table.note.get("choice") != summary["choice"]:
@@ -210,7 +195,7 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
     for columns in (read_table(path, wanted).columns for path in paths):
-        faulty = np.array([fault is not None for fault in columns["fault"]], dtype=bool)
+        faulty = columns["fault"] != np.array(None)
         own = np.where(faulty, bits[UNUSABLE], np.uint64(0))
         for rule in choice.rules:
             own |= np.where(rule.drop(columns, quantiles) & ~faulty, bits[rule.name], np.uint64(0))
@@ -219,7 +204,10 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
     value = values(paths, choice.by, quantiles) if choice.by is not None else None
     if choice.duplicates is not None:
         quality = whole_column(paths, "cosine") if value is None else value
-        repeated = duplicates_of(read_signatures(paths), quality, reasons == 0, radius_of(choice.duplicates))
+        none = bytes(BITS // 8)  # of samples without a signature
+        parts = [b"".join(x or none for x in read_table(path, [SIGNATURE]).columns[SIGNATURE]) for path in paths]
+        signatures = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
+        repeated = duplicates_of(signatures, quality, reasons == 0, radius_of(choice.duplicates))
         reasons[repeated >= 0] |= bits[DUPLICATE]
     room, rows = int(choice.keep * len(reasons)), np.flatnonzero(reasons == 0)
     if value is not None and len(rows) > room:
@@ -239,20 +227,8 @@ def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) 
     return np.concatenate([np.asarray(expression(own, quantiles), np.float64) for own in columns])
 
 
-def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """How often each sample is written, (N,) uint8: floor(w) of the formula, plus one with the remaining probability,
-    drawn by the sample's key and the number of its shard.
-    """
-    mean = np.clip(np.nan_to_num(values(paths, expression, quantiles)), 0, MOST_COPIES)
-    keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
-    chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
-    return (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)
-
-
 def write_subset(folder: Path, place: Path) -> int:
-    """Write the kept samples as a subset file of DataComp's filtering track; returns how many. A sorted array of two
-    64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
-    """
+    """Write the kept uids as a subset file of DataComp's filtering track, two 64-bit numbers each; returns how many."""
     halves = []
     summary, paths = selection_of(folder)
     for path in paths:
@@ -270,7 +246,6 @@ def write_subset(folder: Path, place: Path) -> int:
     return len(uids)
 
 
-# --- duplicates -------------------------------------------------------------------------------------------------------
 def radius_of(cosine: float) -> int:
     """The bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
     if not 0 < cosine <= 1:
@@ -278,19 +253,10 @@ def radius_of(cosine: float) -> int:
     return math.floor(BITS * math.acos(cosine) / math.pi)
 
 
-def read_signatures(paths: Sequence[Path]) -> np.ndarray:
-    """The signatures of all samples, (N, BITS / 8) uint8; zeros for missing ones."""
-    parts = []
-    for path in paths:
-        column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
-        parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
-    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
-
-
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate. The
-    best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to FLAT
-    different signatures; with more, PROBES cells are searched.
+    """The sample that each one repeats, -1 for kept ones, (N,) int64: a usable sample near a kept one is its duplicate.
+    The best by quality (N,) come first. Exact for up to FLAT different signatures; with more, PROBES cells are
+    searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)
@@ -298,18 +264,6 @@ def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarra
         return repeats
     rows = best_first(quality, rows)
     different, first, group = np.unique(signatures[rows], axis=0, return_index=True, return_inverse=True)
-    near, stands_for = neighbours(different, radius), np.arange(len(different))
-    for one in np.argsort(first):
-        if stands_for[one] == one and one in near:
-            others = near[one][stands_for[near[one]] == near[one]]
-            stands_for[others[first[others] > first[one]]] = one
-    best = rows[first[stands_for[group.reshape(-1)]]]
-    repeats[rows] = np.where(best == rows, -1, best)
-    return repeats
-
-
-def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
-    """Signature -> the others within `radius` bits, if any."""
     flat = faiss.IndexBinaryFlat(BITS)
     index: Any = flat
     if len(different) > FLAT:
@@ -319,10 +273,17 @@ def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
         sample = np.random.default_rng(0).choice(len(different), min(len(different), 50 * index.nlist), replace=False)
         index.train(np.ascontiguousarray(different[np.sort(sample)]))
     index.add(different)
-    found = {}
+    near = {}
     for start in range(0, len(different), BLOCK):
         limits, _, places = index.range_search(np.ascontiguousarray(different[start : start + BLOCK]), radius + 1)
         for row in np.flatnonzero(np.diff(limits) > 1):
             others = places[limits[row] : limits[row + 1]]
-            found[start + row] = np.sort(others[others != start + row])
-    return found
+            near[start + row] = np.sort(others[others != start + row])
+    stands_for = np.arange(len(different))
+    for one in np.argsort(first):
+        if stands_for[one] == one and one in near:
+            others = near[one][stands_for[near[one]] == near[one]]
+            stands_for[others[first[others] > first[one]]] = one
+    best = rows[first[stands_for[group.reshape(-1)]]]
+    repeats[rows] = np.where(best == rows, -1, best)
+    return repeats

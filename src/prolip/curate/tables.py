@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,8 +22,7 @@ from prolip.utils.outputs import lock, replacing
 
 SCORES, MANIFEST = "scores", "manifest.json"
 #: Columns of every table of scores, before its signals.
-PLACE = {name: pa.string() for name in ("key", "uid", "caption", "fault")}
-PLACE = {"row": pa.int32(), **PLACE, "content": pa.binary(16)}
+PLACE = {"row": pa.int32(), **dict.fromkeys(("key", "uid", "caption", "fault"), pa.string()), "content": pa.binary(16)}
 SIZE = {"width": pa.int32(), "height": pa.int32()}
 #: BITS of an image; the angle between two means is about pi times the share of differing bits.
 SIGNATURE, BITS = "signature", 256
@@ -32,7 +31,7 @@ T = TypeVar("T")
 Stamp = tuple[int, int] | None
 
 
-class Table(NamedTuple):
+class SampleTable(NamedTuple):
     """A table as far as it was read. kinds: every column -> the name of its type."""
 
     note: dict[str, Any]
@@ -41,7 +40,6 @@ class Table(NamedTuple):
 
 
 def table_path(folder: Path, number: int) -> Path:
-    """The table of shard `number`."""
     return folder / f"{number:06d}.parquet"
 
 
@@ -52,7 +50,7 @@ def write_table(path: Path, table: pa.Table, note: Mapping[str, Any]) -> None:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
 
-def read_table(path: Path, names: Sequence[str] = ()) -> Table:
+def read_table(path: Path, names: Sequence[str] = ()) -> SampleTable:
     """Read some columns of a table: floats and signed integers as float64 with NaN for missing values, unsigned ones
     (counts and bits) unchanged, others as objects. ValueError for a damaged or foreign file.
     """
@@ -63,17 +61,16 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
             note = json.loads(schema.metadata[NOTE])
             kinds = {name: str(schema.field(name).type) for name in schema.names}
             table = parquet.read(columns=list(names)) if names else pa.table({})
-            return Table(note, kinds, {name: _values(table.column(name)) for name in names})
+            columns = {}
+            for name in names:
+                kind, values = table.column(name).type, table.column(name).to_numpy(zero_copy_only=False)
+                is_number = pa.types.is_floating(kind) or pa.types.is_signed_integer(kind)
+                columns[name] = values.astype(np.float64) if is_number else values
+            return SampleTable(note, kinds, columns)
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
         again = f"run `prolip curate {'score' if path.parent.name == SCORES else 'select'}` again"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
         raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and {again}") from None
-
-
-def _values(column: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_floating(column.type) or pa.types.is_signed_integer(column.type):
-        return column.to_numpy().astype(np.float64)
-    return column.to_numpy(zero_copy_only=False)
 
 
 def signals_of(kinds: Mapping[str, str]) -> list[str]:
@@ -87,35 +84,28 @@ def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
 
 
 def digest(words: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
 def write_words(path: Path, words: Mapping[str, Any]) -> None:
-    """Write words as JSON with their checksum."""
     path.write_text(json.dumps({**words, SUM: digest(words)}, indent=1), encoding="utf-8")
 
 
 def read_words(path: Path, remedy: str) -> dict[str, Any]:
     """Read what `write_words` wrote. ValueError with the remedy if it is damaged; FileNotFoundError."""
-    try:
+    with suppress(ValueError, KeyError, AttributeError, TypeError):
         words = loads(path.read_bytes())
         if words.pop(SUM) == digest(words):
             return words
-    except (ValueError, KeyError, AttributeError, TypeError):
-        pass
     raise ValueError(f"{path} is damaged: {remedy}")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
     """The manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
     path, again = folder / SCORES / MANIFEST, "`prolip curate score`"
-    try:
-        return read_words(path, f"delete it, and run {again} again")
-    except FileNotFoundError:
-        old = any((folder / SCORES).glob("*.parquet"))
-        how = f"its tables are of an earlier version, run {again} with a new --output" if old else f"run {again} first"
-        raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: {how}") from None
+    if not path.exists():
+        raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: run {again} first")
+    return read_words(path, f"delete it, and run {again} again")
 
 
 def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
@@ -128,21 +118,17 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     return manifest, paths
 
 
-# --- sharing work -----------------------------------------------------------------------------------------------------
 def stamp(path: Path) -> Stamp:
     """A value that changes when a file is replaced; None for no file."""
-    try:
+    with suppress(FileNotFoundError):
         found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns
+    return None
 
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`. The claim is a lock
-    next to the file, which ends with its process. A file system without locks lets everyone pass.
-    """
+    """Whether this process may make a file: nobody else locks it, and its stamp is `seen`; without locks all may."""
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
     # its former holder may have deleted it after we opened it and before we locked it: another may hold the next one
@@ -157,10 +143,7 @@ def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
 
 
 def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
-    """Make the missing files that no other process makes; yield the results of `make`. missing: number -> `stamp` of
-    its file, `path(number)`, when it was found missing. Each process begins at a random number, so that processes
-    seldom meet, even on a file system without locks.
-    """
+    """Make the missing files (number -> `stamp`) that no other process makes; yield the results of `make`."""
     numbers, start = [*missing], random.randrange(len(missing) or 1)
     for number in tqdm(numbers[start:] + numbers[:start], unit="shard", disable=None):
         with claimed(path(number), missing[number]) as mine:
@@ -168,8 +151,8 @@ def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callab
         yield from found
 
 
-def agree(path: Path, words: dict[str, Any], remedy: str) -> None:
-    """Write words to a file unless another process did. ValueError naming a difference; remedy: what to do about it."""
+def agree(path: Path, words: Mapping[str, Any], remedy: str) -> None:
+    """Write words to a file unless another process did. ValueError with the remedy, naming a difference."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while not path.exists():
         with claimed(path, None) as mine:

@@ -7,12 +7,11 @@ import tarfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from prolip.curate.score import content_of
 from prolip.curate.select import chosen, selection_of
-from prolip.curate.sources import content_of
 from prolip.curate.tables import SCORES, agree, made
 from prolip.data.faults import ShardFault
 from prolip.data.reading.shard_index import INDEX_NAME, ShardIndex, canonical, index_shards, write_index
@@ -24,7 +23,7 @@ from prolip.utils.outputs import replacing
 PLAN = "plan.json"
 
 
-class Plan:
+class ShardPlan:
     """Which kept samples go into which new shard: `samples` each, in the order of the shards that they come from."""
 
     def __init__(self, folder: Path, samples: int, read: ShardReader):
@@ -32,15 +31,6 @@ class Plan:
         self.summary, self.tables = selection_of(folder)
         self.ends = np.cumsum(self.summary["by_shard"])
         self.count = -(-self.summary["written"] // samples)
-
-    def words(self) -> dict[str, Any]:
-        """The values that the new shards depend on."""
-        names = ("choice", "written", "by_shard", "content")
-        return {name: self.summary[name] for name in names} | {"samples": self.samples}
-
-    def path(self, out: Path, number: int) -> Path:
-        """The new shard `number`."""
-        return out / f"{number:06d}.tar"
 
     def samples_of(self, number: int) -> Iterator[Raw]:
         """The samples of new shard `number`. ShardFault if an old shard has changed."""
@@ -56,29 +46,30 @@ class Plan:
         """The `left` kept samples of an old shard, each compared with the one that was scored."""
         scores, selected = chosen(self.folder, path, self.summary, ["key", "content"])
         url, copies = scores.note["shard"], selected.columns["copies"].astype(int)
-        if not left:
-            return
-        what = f"it is another than the one that was scored: delete {path}, then score and select again"
-        for key, content, times, raw in zip(*scores.columns.values(), copies, self.read(url, lambda fault: None)):
-            if raw["__key__"] != key:
-                raise ShardFault("changed shard", f"{plain(url)} has {raw['__key__']!r} where {key!r} was: {what}")
-            if content_of(raw) != content:
-                raise ShardFault("changed shard", f"{plain(url)} has another sample {key!r}: {what}")
+        changed, samples = "", self.read(url, lambda fault: None) if left else iter(())
+        for key, content, times, raw in zip(*scores.columns.values(), copies, samples):
+            if raw["__key__"] != key or content_of(raw) != content:
+                changed = f"has another sample {key!r}"
+                break
             for copy in range(times):
                 yield raw | ({"__key__": f"{key}_copy{copy}"} if copy else {})
             left -= times
             if not left:
-                return
-        raise ShardFault("changed shard", f"{plain(url)} ends early: {what}")
+                break
+        if left:
+            what = f"it is another than the one that was scored: delete {path}, then score and select again"
+            raise ShardFault("changed shard", f"{plain(url)} {changed or 'ends early'}: {what}")
 
 
-def write_shard(plan: Plan, out: Path, number: int) -> int:
-    """Write a new shard, whole or not at all; returns its number of samples. The second of two equal keys, which may
-    come from two old shards, gets a number after it.
-    """
+def shard_path(out: Path, number: int) -> Path:
+    return out / f"{number:06d}.tar"
+
+
+def write_shard(plan: ShardPlan, out: Path, number: int) -> int:
+    """Write a new shard and return its number of samples. The second of two equal keys gets a number."""
     seen: set[str] = set()
-    # PAX headers alone hold names of any length, and are those of plain tar for all others
-    with replacing(plan.path(out, number)) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
+    form = tarfile.PAX_FORMAT  # holds names of any length, and is plain tar for all others
+    with replacing(shard_path(out, number)) as temporary, tarfile.open(temporary, "w", format=form) as tar:
         for raw in plan.samples_of(number):
             key, place = raw["__key__"], len(seen)
             while key in seen:
@@ -91,32 +82,24 @@ def write_shard(plan: Plan, out: Path, number: int) -> int:
     return len(seen)
 
 
-def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0) -> tuple[list[int], int]:
-    """Write the new shards of part (I, N) that no other process writes, and the index after the last. processes: that
-    index. Returns the samples of each shard written, and how many shards are still missing.
-    """
-    begin(plan, out)
-    missing = {number: None for number in range(part[0], plan.count, part[1]) if not plan.path(out, number).exists()}
-    counts = [*made(missing, lambda number: plan.path(out, number), lambda number: write_shard(plan, out, number))]
-    return counts, finish(plan, out, processes)
-
-
-def begin(plan: Plan, out: Path) -> None:
-    """Make the folder, or resume an earlier run in it. ValueError if it holds another selection."""
+def write_shards(
+    plan: ShardPlan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0
+) -> tuple[list[int], int]:
+    """Write the new shards of part (I, N) that no other process writes; returns their samples, and the missing."""
     if (out / SCORES).is_dir():
         raise ValueError(f"{out} holds tables of scores: give a folder for shards alone, such as --output {out}/kept")
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
     if others and not (out / PLAN).exists():  # looked for after the shards, which are written after it
         raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
-    agree(out / PLAN, plan.words(), f"{out} holds shards of another selection: give another --output, or delete it")
-
-
-def finish(plan: Plan, out: Path, processes: int) -> int:
-    """Write the index once all new shards exist; returns how many are missing."""
-    paths = [plan.path(out, number) for number in range(plan.count)]
-    missing = sum(not path.exists() for path in paths)
-    if not missing and not (out / INDEX_NAME).exists():
+    words = {name: plan.summary[name] for name in ("choice", "written", "by_shard", "content")}
+    remedy = f"{out} holds shards of another selection: give another --output, or delete it"
+    agree(out / PLAN, words | {"samples": plan.samples}, remedy)
+    paths = [shard_path(out, number) for number in range(plan.count)]
+    missing = {number: None for number in range(part[0], plan.count, part[1]) if not paths[number].exists()}
+    counts = [*made(missing, paths.__getitem__, lambda number: write_shard(plan, out, number))]
+    left = sum(not path.exists() for path in paths)
+    if not left and not (out / INDEX_NAME).exists():
         found = index_shards([str(path) for path in paths], plan.read.policy, processes)
         entries = {canonical(one.url): one.entry for one in found if one.entry is not None}
         write_index(ShardIndex.of(str(out / INDEX_NAME), entries))
-    return missing
+    return counts, left

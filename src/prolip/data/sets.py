@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 from prolip.data.captions import stable_hash
 from prolip.data.faults import DamagedData
 from prolip.utils.documents import loads, text_lines
-from prolip.utils.messages import explain_missing, first_few, listing
+from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
 log = logging.getLogger(__name__)
-#: Files that a message names.
-NAMED = 3
 
 
 class CaptionedImage(NamedTuple):

@@ -32,10 +32,8 @@ from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
-#: Samples that are decoded ahead of the requested one.
-AHEAD = 256
-#: An epoch that training never reaches, for an order of its own.
-EPOCH = 2**31 - 1
+#: Samples that are decoded ahead of the requested one; an epoch that training never reaches, for an order of its own.
+AHEAD, EPOCH = 256, 2**31 - 1
 #: Kinds of data that training takes.
 TRAINED = (*ROWS, "shards", "emoji", "synthetic")
 

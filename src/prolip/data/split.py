@@ -19,14 +19,10 @@ class Split(NamedTuple):
     part: Literal["held-out", "rest"] = "held-out"
 
     def takes(self, image: bytes | str | os.PathLike) -> bool:
-        """Whether an image, its bytes or the path of its file, is in this part; OSError for a missing file."""
-        return held_out(image, self.share) == (self.part == "held-out")
-
-
-def held_out(image: bytes | str | os.PathLike, share: float) -> bool:
-    """Whether an image is held out at this share, and so at every larger one."""
-    data = image if isinstance(image, bytes) else read_file(image, MOST)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") < share * 2**64
+        """Whether an image, its bytes or the path of its file, is in this part; held out also at every larger share."""
+        data = image if isinstance(image, bytes) else read_file(image, MOST)
+        number = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+        return (number < self.share * 2**64) == (self.part == "held-out")
 
 
 def parse_split(text: str | None) -> str | Split | None:

@@ -1,11 +1,7 @@
-"""Embeddings in a folder: a safetensors file per set of images and per set of texts, a JSON file per task.
+"""Embeddings in a folder of safetensors files, with checksums; a damaged file is reported and computed again.
 
-    FOLDER/images/NAME-KEY.safetensors   means, log variances, evidence, labels, groups, keys, captions of images
-    FOLDER/texts/KEY.safetensors         Gaussians of classes, captions or cues
-    FOLDER/tasks/NAME-KEY.json           which of them make a task, with its classes: enough without the model
-
-KEY is of the data, the model and the precision. Files are renamed into place and carry a checksum: a damaged one is
-reported and computed again.
+images/NAME-KEY (Gaussians, evidence, labels, groups, keys, captions), texts/KEY, and tasks/NAME-KEY.json: which of them
+make a task, with its classes. KEY is of the data, the model and the precision.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ class FeatureStore:
         """The record of this key; None without one and, with a warning in the log, for a damaged file."""
         if self.folder is None:
             return self._texts.get(key) if kind == "texts" else None
-        path = self.path(kind, key, name)
+        path = self.folder / kind / file_name(name, key, "safetensors")
         if not path.is_file():
             return None
         try:
@@ -75,33 +71,24 @@ class FeatureStore:
             if kind == "texts":
                 self._texts[key] = record
             return
-        path = self.path(kind, key, name)
         tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
         text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
         tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-        with replacing(path) as temporary:
+        with replacing(self.folder / kind / file_name(name, key, "safetensors")) as temporary:
             save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
-
-    def path(self, kind: str, key: str, name: str = "") -> Path:
-        """The file of a key."""
-        assert self.folder is not None
-        return self.folder / kind / f"{slug(name)}{'-' if name else ''}{key}.safetensors"
 
     def write_task(self, name: str, key: str, task: Mapping[str, Any]) -> None:
         """Keep the description of a task."""
-        if self.folder is None:
-            return
-        path = self.folder / "tasks" / f"{slug(name)}-{key}.json"
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps({"format": FORMAT, **task}), encoding="utf-8")
+        if self.folder is not None:
+            with replacing(self.folder / "tasks" / file_name(name, key, "json")) as temporary:
+                temporary.write_text(json.dumps({"format": FORMAT, **task}), encoding="utf-8")
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """All tasks by name. FileNotFoundError where the folder has none, ValueError for a file that is none."""
         paths = sorted(self.folder.glob("tasks/*.json")) if self.folder is not None else []
         if not paths:
-            raise FileNotFoundError(
-                f"no features in {self.folder}: write them with --model ... --data ... --save-features {self.folder}"
-            )
+            remedy = f"write them with --model ... --data ... --save-features {self.folder}"
+            raise FileNotFoundError(f"no features in {self.folder}: {remedy}")
         for path in paths:
             try:
                 task = loads(path.read_text(encoding="utf-8"))
@@ -137,3 +124,8 @@ def unpack(name: str, tensors: Mapping[str, Tensor]) -> Gaussian:
 def slug(name: str) -> str:
     """A name as part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def file_name(name: str, key: str, ending: str) -> str:
+    """NAME-KEY.ending, or KEY.ending without a name."""
+    return "-".join(filter(None, (slug(name), key))) + f".{ending}"

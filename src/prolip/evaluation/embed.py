@@ -1,14 +1,11 @@
-"""Data set x model -> `Features`: Gaussians of the images, and of the classes, captions or cues.
-
-Images are embedded once per (data, model, precision), texts once per (prompts, model, precision). A `FeatureStore` on
-disk keeps both, and `load_features` reads them without the model.
-"""
+"""Data set x model -> `Features`: Gaussians of the images, and of the classes, captions or cues."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,55 +33,38 @@ DESCRIBED = ("name", "kind", "fingerprint", "source", "classnames", "templates",
 
 @dataclass(frozen=True)
 class Features:
-    """A data set embedded by a model.
-
-    dataset: its description, of saved features without images; keys: (N) of the images; image: (N, D); text: (C, D)
-    classes, (T, D) captions or (A, D) cues, None where only images were embedded; labels: (N,) or multi-hot (N, C)
-    int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image of each; text_key: of the saved texts;
-    prompts: (C, T, D), of the classes, where images choose among them by `rule`; evidence: what the model's doubt of
-    the images follows from, None in a model without; damaged: samples left out, counts by kind and examples.
-    """
+    """A data set of N images embedded by a model; the data set of saved features has no images."""
 
     dataset: Dataset
     model: ModelCard
     keys: tuple[str, ...]
-    image: Gaussian
-    labels: Tensor | None = None
-    groups: np.ndarray | None = None
+    image: Gaussian  # (N, D)
+    labels: Tensor | None = None  # (N,) or multi-hot (N, C), int64
+    groups: np.ndarray | None = None  # (N, G)
     captions: tuple[str, ...] = ()
-    owners: Tensor | None = None
-    text: Gaussian | None = None
-    text_key: str = ""
-    prompts: Gaussian | None = None
+    owners: Tensor | None = None  # (T,) int64, the image of each caption
+    text: Gaussian | None = None  # of classes (C, D), captions (T, D) or cues (A, D); None: only images were embedded
+    text_key: str = ""  # of the saved texts
+    prompts: Gaussian | None = None  # (C, T, D) of the classes, where images choose among them by `rule`
     rule: PromptRule = EVERY
-    evidence: Evidence | None = None
-    damaged: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence | None = None  # what the model's doubt of the images follows from, if it has any
+    damaged: dict[str, Any] = field(default_factory=dict)  # samples left out: counts by kind, examples
 
 
-def image_features(
-    dataset: Dataset,
-    embedder: Embedder,
-    store: FeatureStore | None = None,
-    **options: Any,
-) -> Features:
+def image_features(dataset: Dataset, embedder: Embedder, store: FeatureStore | None = None, **options: Any) -> Features:
     """The images alone, with all fields of the samples; see `evaluate.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
-    if record is None or is_stale(record, dataset):
+    before, now = record.values.get("state") if record else None, dataset.state
+    if before and now is not None and before[0] == now[0] and before[1] != now[1]:
+        log.warning("%s was written to since its images were embedded: embedding them again", dataset.source)
+        record = None
+    if record is None:
         record = to_record(dataset, *embed_share(dataset, embedder, **options), embedder.reader)
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
-
-
-def is_stale(record: Record, dataset: Dataset) -> bool:
-    """Whether the archives were written to since this record was made; logs it."""
-    before, now = record.values.get("state"), dataset.state
-    if not before or now is None or before[0] != now[0] or before[1] == now[1]:
-        return False
-    log.warning("%s was written to since its images were embedded: embedding them again", dataset.source)
-    return True
 
 
 def stored_texts(
@@ -94,14 +74,12 @@ def stored_texts(
     key = text_key(texts, counts, embedder.card, rule)
     record = store.read("texts", key)
     if record is None:
-        uncertainty = embedder.scored_by().uncertainty
+        uncertainty, embed = embedder.scored_by().uncertainty, embedder.embed_texts
 
         def weigh(z: Gaussian, first: int) -> Tensor:
             return rule.weights(uncertainty(z), first)
 
-        weights = None if rule.way == ALL else weigh
-        embed = embedder.embed_texts
-        z = embed(texts) if counts is None else mix_prompts(texts, counts, embed, weights)
+        z = embed(texts) if counts is None else mix_prompts(texts, counts, embed, None if rule.way == ALL else weigh)
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
@@ -110,20 +88,20 @@ def stored_texts(
 def load_features(store: FeatureStore) -> Iterator[Features]:
     """All tasks of a store in turn, without models. FileNotFoundError for none; DamagedData for lost parts."""
     for task in store.tasks():
-        model = ModelCard(**task["model"])
-        dataset = restore_dataset(task["dataset"])
+        model, values = ModelCard(**task["model"]), task["dataset"]
+        cues = (Association(cue, tuple(keys), frozenset(true)) for cue, keys, true in values["associations"])
+        pairs = None if values["relevance"] is None else frozenset((key, index) for key, index in values["relevance"])
+        given = values | {name: tuple(values[name]) for name in ("classnames", "templates")}
+        given |= {"associations": tuple(cues), "relevance": pairs}
+        dataset = Dataset(**given, samples=partial(no_samples, values["name"], values["source"]))
         images = store.read("images", task["images"], dataset.name)
         texts = store.read("texts", task["texts"])
         if images is None or texts is None:
-            what = "images" if images is None else "texts"
-            raise DamagedData(
-                f"the {what} of {dataset.name} by {model.name} in {store.folder} are damaged or gone: compute them "
-                "again with --model ... --save-features"
-            )
+            what = f"the {'images' if images is None else 'texts'} of {dataset.name} by {model.name} in {store.folder}"
+            raise DamagedData(f"{what} are damaged or gone: compute them again with --model ... --save-features")
         yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
@@ -155,51 +133,43 @@ def embed_share(
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
     """The embedded samples as tensors and JSON values; reader: the model's.
 
-    DamagedData for no sample or missing ones, labels or groups of some samples only, and where samples were left out of
-    a set whose relevant pairs count captions.
+    DamagedData for missing samples, fields of some samples only, and samples left out where relevant pairs count
+    captions.
     """
-    damaged, counter = {}, dataset.damage
+    damaged, counter, source = {}, dataset.damage, dataset.source
     if counter is not None and counter.kinds:
         damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
     if damaged and dataset.relevance is not None:
-        raise DamagedData(
-            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
-            f"{damaged}. Fetch these files again"
-        )
+        why = "has relevant pairs by the captions' places, which are wrong once samples are left out"
+        raise DamagedData(f"{source} {why}: {damaged}. Fetch these files again")
     if not samples:
-        raise DamagedData(f"no image in {dataset.source}: {damaged or dataset.why_empty}")
+        raise DamagedData(f"no image in {source}: {damaged or dataset.why_empty}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
-        raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
+        raise DamagedData(f"{source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
     tensors = pack("image", concatenate(parts))
     if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
         tensors["evidence"] = torch.stack(evidence, 1)
     for name in ("label", "groups"):
-        column = _column(dataset, samples, name)
-        tensors |= {} if column is None else {name: column}
+        given = [getattr(sample, name) for sample in samples]
+        without = [sample.key for sample, value in zip(samples, given) if value is None]
+        if len(without) == len(samples):
+            continue
+        shapes = {np.shape(value) for value in given if value is not None}
+        if without or len(shapes) > 1:
+            what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
+            raise DamagedData(f"the {name} of the samples of {source} differ: {what}: fetch it again")
+        column = np.stack([np.asarray(value) for value in given])
+        tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
     values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged, "state": dataset.state}
     if len(set(values["keys"])) < len(samples):
-        raise DamagedData(f"{dataset.source} has samples of one key: keys must be unique")
+        raise DamagedData(f"{source} has samples of one key: keys must be unique")
     if dataset.kind == "retrieval":
         counts = torch.tensor([len(sample.captions or ()) for sample in samples])
         tensors["owners"] = torch.arange(len(samples)).repeat_interleave(counts)
         values["captions"] = [caption for sample in samples for caption in sample.captions or ()]
         if not values["captions"]:
-            raise DamagedData(f"{dataset.source} has no caption: is it a retrieval set?")
+            raise DamagedData(f"{source} has no caption: is it a retrieval set?")
     return Record(tensors, values)
-
-
-def _column(dataset: Dataset, samples: Sequence[Sample], name: str) -> Tensor | None:
-    """A field of all samples as one tensor, None where no sample has it."""
-    given = [getattr(sample, name) for sample in samples]
-    without = [sample.key for sample, value in zip(samples, given) if value is None]
-    if len(without) == len(samples):
-        return None
-    shapes = {np.shape(value) for value in given if value is not None}
-    if without or len(shapes) > 1:
-        what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
-        raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
-    column = np.stack([np.asarray(value) for value in given])
-    return torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
 
 
 def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
@@ -207,8 +177,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     tensors, values = record
     if values["damaged"]:
         dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
-    groups = tensors.get("groups")
-    labels, evidence = tensors.get("label"), tensors.get("evidence")
+    labels, groups, evidence = (tensors.get(name) for name in ("label", "groups", "evidence"))
     return Features(
         dataset=dataset,
         model=model,
@@ -250,14 +219,6 @@ def task_description(features: Features) -> dict[str, Any]:
     return {"dataset": described, "model": asdict(features.model), "images": images, "texts": features.text_key}
 
 
-def restore_dataset(values: dict[str, Any]) -> Dataset:
-    """The data set that `task_description` described, without its images."""
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
-
-    cues = (Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"])
-    relevance = None if values["relevance"] is None else frozenset((key, index) for key, index in values["relevance"])
-    lists = {name: tuple(values[name]) for name in ("classnames", "templates")}
-    given = values | lists | {"associations": tuple(cues), "relevance": relevance}
-    return Dataset(**given, samples=samples)
+def no_samples(name: str, source: str, share: Share = WHOLE) -> Iterator[Sample]:
+    """Raise FileNotFoundError: these are the samples of a data set that is known by its features."""
+    raise FileNotFoundError(f"only the features of {name} are here: its images are at {source}")

@@ -1,8 +1,7 @@
 """Evaluate models on data sets: embeddings, then metrics, intervals and a study of uncertainty by any score.
 
-Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one: `acc1`, `acc5` (with five
-classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`.
-`info["too_small_for"]` names metrics that a set is too small for, as R@10 among nine images is always 1.
+Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one. `info["too_small_for"]` names
+metrics that a set is too small for, as R@10 among nine images is always 1.
 """
 
 from __future__ import annotations
@@ -43,19 +42,15 @@ PARTS = ("base", "novel")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out.
-
-    statistics: the metrics as functions of the queries, for intervals of differences; study: how well uncertainty
-    predicts errors, where it was asked for; queries: values by name, as `tasks.base.Scored`. These are not written.
-    """
+    """The metrics of one task; what is not compared is not written either."""
 
     key: str
     metrics: dict[str, float]
-    main_metric: str
-    info: dict[str, Any] = field(default_factory=dict)
+    main_metric: str  # one of their names
+    info: dict[str, Any] = field(default_factory=dict)  # JSON values: what was run and what was left out
     statistics: dict[str, Statistic] = field(default_factory=dict, compare=False, repr=False)
-    study: Study | None = field(default=None, compare=False, repr=False)
-    queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    study: Study | None = field(default=None, compare=False, repr=False)  # where it was asked for
+    queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # as `tasks.base.Scored`
 
     @property
     def value(self) -> float:
@@ -69,18 +64,13 @@ class TaskResult:
 
 
 def compute_features(
-    dataset: Dataset,
-    embedder: Embedder,
-    store: FeatureStore | None = None,
-    *,
-    prompts: Prompts = EVERY,
-    **options: Any,
+    dataset: Dataset, embedder: Embedder, store: FeatureStore | None = None, *, prompts: Prompts = EVERY, **options: Any
 ) -> Features:
     """Embed images and texts of a data set, or read them from the store.
 
-    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`,
-    threads that decode, default one per core but one, and `progress`, whether to show a bar. DamagedData for a damaged
-    sample (unless `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
+    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`
+    (threads that decode), and `progress`, whether to show a bar. DamagedData for a damaged sample (unless
+    `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
     """
     check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
@@ -162,10 +152,9 @@ def embed_datasets(
     pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
-    """The features of each data set in turn.
+    """The features of each data set in turn; prompts that do not fit one are a ValueError before the first is embedded.
 
-    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`. ValueError
-    for prompts that do not fit a set, before the first one is embedded.
+    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`.
     """
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
@@ -180,31 +169,38 @@ def evaluate_all(
     features: Iterable[Features],
     similarities: Sequence[str | None] = (None,),
     *,
-    draws: int = 0,
-    confusion: bool = False,
     instances: str | None = None,
-    study: bool = False,
     plots: str | Path | None = None,
     output: str | Path | None = None,
+    **shown: Any,
 ) -> list[TaskResult]:
     """A result for each data set and similarity, in this order.
 
-    draws: of the bootstrap; with them results of one data set are compared to its first. confusion: counts of true and
-    predicted classes. instances: COCO's file of this name, for PMRP. study: refusal and calibration; plots: a folder
-    for their figures. output: a JSON file, written after each data set.
+    instances: COCO's file of this name, for PMRP. plots: a folder for the figures of studies. output: a JSON file,
+    written after each data set. shown: of `evaluate_dataset`; with draws, results of one data set are compared to its
+    first.
     """
-    results, drawn = list[TaskResult](), set[str]()
-    shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
+    results, drawn, draws = list[TaskResult](), set[str](), shown.get("draws", 0)
     for found in features:
-        categories = categories_of(found, instances)
+        categories, card = categories_of(found, instances), found.model
         for similarity in similarities:
             result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
                 assert found.owners is not None
-                scores = pair_scores(found, found.model.scored_by(similarity))
-                matches = coco.plausible(scores, categories, found.owners)
+                matches = coco.plausible(pair_scores(found, card.scored_by(similarity)), categories, found.owners)
                 result.metrics.update({name: value for name, value in matches.items() if "/PMRP" in name})
-            results.append(with_uncertainty(result, found, plots, drawn) if result.study else result)
+            if result.study is not None:
+                result.metrics.update(result.study.metrics())
+                result.info.update({"too_large_for": list(lost)} if (lost := result.study.too_large_for) else {})
+            if result.study is not None and plots:
+                from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
+                model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
+                name = slug(f"{result.key}-{model}-{result.info['similarity']}")
+                name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
+                drawn.add(name)
+                write_plots(result.study, result.key, Path(plots) / name)
+            results.append(result)
         if draws:
             compare_results(results, draws)
         add_harmonic_means(results, draws)
@@ -227,43 +223,17 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
         return None
 
 
-def with_uncertainty(result: TaskResult, features: Features, plots: str | Path | None, drawn: set[str]) -> TaskResult:
-    """The result with the metrics of its study, and its plots where there is a folder for them.
-
-    drawn: names of plots that other results of this command have, which are not overwritten.
-    """
-    study, similarity = result.study, result.info["similarity"]
-    assert study is not None
-    if plots:
-        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
-
-        card = features.model
-        model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
-        name = slug(f"{result.key}-{model}-{similarity}")
-        name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
-        drawn.add(name)
-        write_plots(study, result.key, Path(plots) / name)
-    info = result.info | ({"too_large_for": list(study.too_large_for)} if study.too_large_for else {})
-    return replace(result, metrics=result.metrics | study.metrics(), info=info)
-
-
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:
-    """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
-
-    Results over other queries, as some were left out, get none.
-    """
+    """Give each result over the same queries as the first of its test set their difference, `info["difference"]`."""
     first: dict[tuple[str, str], TaskResult] = {}
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
-        both = base.statistics.keys() & result.statistics.keys()
-        if base is result or "difference" in result.info:
+        both = [(one, result.statistics[name]) for name, one in base.statistics.items() if name in result.statistics]
+        if base is result or "difference" in result.info or not all(one.same_queries(other) for one, other in both):
             continue
-        if all(base.statistics[name].same_queries(result.statistics[name]) for name in both):
-            found = bootstrap.paired(base.statistics, result.statistics, draws)
-            result.info["difference"] = {
-                "to": {"model": base.info["model"]["name"], "similarity": base.info["similarity"]},
-                "metrics": {name: list(interval) for name, interval in found.items()},
-            }
+        found = bootstrap.paired(base.statistics, result.statistics, draws)
+        to = {"model": base.info["model"]["name"], "similarity": base.info["similarity"]}
+        result.info["difference"] = {"to": to, "metrics": {name: list(interval) for name, interval in found.items()}}
 
 
 def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]]:
@@ -279,9 +249,7 @@ def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]
 
 
 def add_harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> None:
-    """Give results on base and novel classes H = 2 a b / (a + b) of both (VACSR, Table 4), `info["harmonic_mean"]`: of
-    acc1 and the recall by class, with its interval where there are draws.
-    """
+    """Give results on base and novel classes `info["harmonic_mean"]` of both (VACSR, Table 4), with its interval."""
     for both in parts_of(results).values():
         found = {}
         if all("harmonic_mean" in result.info for result in both.values()):

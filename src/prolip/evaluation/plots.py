@@ -1,7 +1,4 @@
-"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision.
-
-Each function draws and returns one figure; `draw` those of a task's `Study`, which `write_plots` writes.
-"""
+"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -65,10 +62,9 @@ def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By de
 
 @styled
 def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", log_odds: bool = False) -> Figure:
-    """How often a prediction came true against the probability given, and how many predictions there were below.
+    """How often a prediction came true against the probability given, with 95% (Wilson) intervals; below, how many.
 
-    Vertical lines are 95% (Wilson) intervals. log_odds: both axes in log odds, for probabilities that are mostly tiny;
-    bins that never (or always) came true have no log odds and are left out.
+    log_odds: both axes in log odds, for probabilities that are mostly tiny; bins without log odds are left out.
     """
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
@@ -84,8 +80,9 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     kept = filled & _inside(rel.frequency) if log_odds else filled
     x = rel.probability[kept]
     ax.plot(x, rel.frequency[kept], markersize=5.5, label=f"{name}  (ECE {rel.ece:.3g})", **form)
-    low, high = _interval(rel)
-    ax.vlines(x, low[kept], high[kept], color=colour, linewidth=1.1, alpha=0.7)
+    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)[kept]
+    both = [binomtest(k, n).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts[kept].tolist())]
+    ax.vlines(x, [ci.low for ci in both], [ci.high for ci in both], color=colour, linewidth=1.1, alpha=0.7)
     below.plot(rel.probability[filled], rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
     ax.set(ylabel="came true")
     ax.set_title(lettering(title))
@@ -102,27 +99,21 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     return figure
 
 
-def draw(study: Study, name: str = "") -> dict[str, Figure]:
-    """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
-    out: dict[str, Figure] = {}
+def write_plots(study: Study, name: str, folder: Path) -> None:
+    """FOLDER/*.png: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
+    drawn: dict[str, Figure] = {}
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
-        title = " ".join(filter(None, (name, what.strip("_"))))
+        title = " ".join((name, what.strip("_"))).rstrip()
         curves = {key: risk_coverage(u, error) for key, u in uncertainties.items()}
-        out[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
+        drawn[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}")
         traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
-        out[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
+        drawn[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}")
     for part, found in study.reliability.items():
         what = part.removeprefix("calibration/")
-        title = " ".join(filter(None, (name, what)))
-        out[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {title}", log_odds=what == "match")
-    return out
-
-
-def write_plots(study: Study, title: str, folder: Path) -> None:
-    """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
-    for name, figure in draw(study, title).items():
-        save(figure, folder / f"{name}.png", dpi=150)
+        drawn[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {name} {what}", what == "match")
+    for file, figure in drawn.items():
+        save(figure, folder / f"{file}.png", dpi=150)
 
 
 def _finish(ax: Axes, title: str, shares: str) -> None:
@@ -139,10 +130,3 @@ def _finish(ax: Axes, title: str, shares: str) -> None:
 def _inside(p: np.ndarray) -> np.ndarray:
     """Which probabilities have log odds; those of empty bins, NaN, have none."""
     return (p > 0) & (p < 1)
-
-
-def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper ends of the frequency of every bin."""
-    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
-    found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
-    return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])

@@ -1,9 +1,6 @@
 """Prompts of a data set's classes that images choose or weigh, and what they may be used on.
 
-PCME++'s best top-K prompts of each class (Chun 2024, C.6) are chosen on the very images that are scored, as the paper
-says, and so are the weights of ProLIP's released BPRW: of two rules that differ by chance alone the one that suits
-these images then wins. Here one half of the images chooses for the other: no image is scored by a choice that it took
-part in. With labels it is no zero-shot figure.
+The papers (PCME++ C.6, ProLIP's BPRW) fit them to the images that are scored. Here each half is scored by the other's.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import torch
 from torch import Tensor
 
 from prolip.embedder import Embedder, ModelCard
-from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features, image_features
 from prolip.evaluation.metrics.streaming import PairScores
@@ -33,16 +29,14 @@ from prolip.prompts.templates import (
     class_prompts,
 )
 from prolip.prompts.weights import PromptWeights, in_braces
-from prolip.scores import Score, Similarity
+from prolip.scores import Score
 from prolip.utils.documents import fingerprint
 
 CHOSEN = "best, chosen by one half of the labelled images for the other"
 
 
 def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError for a data set without prompts, a model without uncertainty, and weights of other classes, prompts or
-    another model.
-    """
+    """ValueError for data without prompts, a model of points, and weights of other classes, prompts or models."""
     if prompts.way == ALL:
         return
     if not model.probabilistic:
@@ -59,37 +53,26 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
 
 
 def fit_prompts(
-    dataset: Dataset,
-    embedder: Embedder,
-    settings: Reweighing,
-    templates: Sequence[str] = (),
-    similarity: Similarity = None,
-    store: FeatureStore | None = None,
-    **options: Any,
+    dataset: Dataset, embedder: Embedder, settings: Reweighing, templates: Sequence[str] = (), **options: Any
 ) -> PromptWeights:
     """The weights of all prompts of a data set's classes by its images, see `bprw.reweigh`.
 
-    templates: prompts, default the data set's own; similarity: what images are near by where there are no shots,
-    default the model's; store, options: as of `compute_features`. ValueError for data without classes, a model of
-    points, and shots of images without labels.
+    templates: prompts, default the data set's own; options: as of `compute_features`. ValueError for data
+    without classes, a model of points, and shots of images without labels.
     """
     check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
-    score = embedder.card.scored_by(similarity)
     templates = tuple(map(in_braces, templates or dataset.templates))
-    features = image_features(dataset, embedder, store, **options)
+    features = image_features(dataset, embedder, **options)
     texts, _ = class_prompts(dataset.classnames, templates)
     prompts = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
-    fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
+    fit = reweigh(settings, features.image, features.keys, prompts, embedder.scored_by(), features.labels)
     model, seen = (embedder.name, embedder.fingerprint), frozenset(dataset.contents.values())
     own = (dataset.classnames, templates, fit.weights)
     return PromptWeights(*own, *model, settings, dataset.source, dataset.fingerprint, seen)
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
-    """ValueError unless weights that are fitted to one may be used on the other: the same classes, other images.
-
-    Images are compared by the bytes of their files, whatever reads them.
-    """
+    """ValueError unless weights fitted to one may be used on the other: same classes, no image file in common."""
     if pool.classnames != dataset.classnames:
         counts = f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
         raise ValueError(f"{counts} ({len(dataset.classnames)}), or another order: give images of the same classes")
@@ -115,11 +98,20 @@ def cross_weights(
     """
     fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
     first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
-    hits = torch.empty(0) if fit else hits_by_count(features.image, prompts, uncertainty, labels, score)
+    hits = torch.empty(0)  # (T, N), which images are right where every class has its K most certain prompts
+    if fit is None:
+        found = []
+        for count in range(1, prompts.mean.shape[1] + 1):
+            classes = mixture(prompts, PromptRule(CERTAIN, count).weights(uncertainty))
+            blocks = PairScores.from_gaussians(features.image, classes, score).blocks()
+            found.append(torch.cat([block.argmax(1) for _, block in blocks]) == labels)
+        hits = torch.stack(found)
     for own in (first, ~first):
         rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
         if fit is None:
-            counts = best_counts(hits[:, others], labels[others], len(prompts.mean))
+            of_class = torch.nn.functional.one_hot(labels[others], len(prompts.mean)).double()
+            totals = (hits[:, others].double() @ of_class).flip(0)  # (T, C), the largest K first: it wins a tie
+            counts = len(hits) - totals.argmax(0)
             kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
             yield rows, kept / kept.sum(1, keepdim=True)
         else:
@@ -134,20 +126,3 @@ def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:
     for label in labels.unique():
         chosen[order[labels[order] == label][::2]] = True
     return chosen
-
-
-def hits_by_count(image: Gaussian, prompts: Gaussian, uncertainty: Tensor, labels: Tensor, score: Score) -> Tensor:
-    """Which images are right where every class has its K most certain prompts, K = 1 to T: (T, N) bool."""
-    found = []
-    for count in range(1, prompts.mean.shape[1] + 1):
-        classes = mixture(prompts, PromptRule(CERTAIN, count).weights(uncertainty))
-        nearest = [block.argmax(1) for _, block in PairScores.from_gaussians(image, classes, score).blocks()]
-        found.append(torch.cat(nearest) == labels)
-    return torch.stack(found)
-
-
-def best_counts(hits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The K with the most hits (T, n) of each class, (C,); of equal ones, and without an image, the largest."""
-    of_class = torch.nn.functional.one_hot(labels, classes).double()
-    totals = (hits.double() @ of_class).flip(0)  # (T, C), the largest K first, as argmax takes the first of equal ones
-    return len(hits) - totals.argmax(0)

@@ -1,7 +1,6 @@
 """One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores.
 
-Labels, captions and Gaussians travel on a group of the caller's choice: one over gloo with a long time-out, so that no
-rank runs into that of a collective on the device while another is still reading.
+Results travel on a group of the caller's choice: over gloo with a long time-out, as reading may take long.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import torch.distributed as dist
 
 from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder
-from prolip.evaluation.cache import pack, unpack
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, Share
 from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features, embed_share, from_record, text_key, to_record
 from prolip.evaluation.evaluate import TaskResult, evaluate_dataset
@@ -39,7 +37,7 @@ class PeerError(RuntimeError):
     """Another rank has an error that is no fault of the data, and raises it."""
 
 
-def evaluate_over_ranks(
+def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
     dataset: Dataset,
     embedder: Embedder,
     similarity: Similarity = None,
@@ -50,9 +48,8 @@ def evaluate_over_ranks(
 ) -> TaskResult | None:
     """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
 
-    Every rank calls this with the same data set, opened by itself, and the same weights; seen: called on the first rank
-    with the features that are scored. TaskLost on all ranks where data cannot be read or do not fit the device on any,
-    ValueError for a similarity that the model has not.
+    Every rank opens the same data set and has the same weights; seen: called on the first rank with the features.
+    TaskLost on all ranks where data cannot be read or do not fit the device on any.
     """
     embedder.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
@@ -67,44 +64,40 @@ def features_over_ranks(
 ) -> Features | None:
     """`compute_features` by all ranks: the features on the first one, None on the others."""
     rank, size = rank_and_size(group)
-    samples, parts = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
-    found = gather((samples, [pack("image", part) for part in parts], dataset.damage), group)
-    features = agree(lambda: merge(dataset, embedder, found) if found is not None else None, group)
+    own = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
+    found = gather((*own, dataset.damage), group)
+    features = agree(lambda: None if found is None else merge(dataset, embedder, found), group)
     texts, counts = broadcast(None if features is None else TASKS[dataset.kind].texts(features), group)
-    own = agree(partial(embed_text_share, texts, counts, embedder, Share(rank, size)), group)
-    tables = gather(None if own is None else pack("text", own), group)
-    if features is None or tables is None:
+
+    def embed_part() -> Gaussian | None:
+        """This rank's consecutive part of the texts, or of the classes of `counts` prompts each; None for no text."""
+        units = len(texts) if counts is None else len(counts)
+        start, end = (units * number // size for number in (rank, rank + 1))
+        if start == end:
+            return None
+        if counts is None:
+            return embedder.embed_texts(texts[start:end])
+        return mix_prompts(texts[sum(counts[:start]) : sum(counts[:end])], counts[start:end], embedder.embed_texts)
+
+    parts = gather(agree(embed_part, group), group)
+    if features is None or parts is None:
         return None
-    text = concatenate([unpack("text", table) for table in tables if table is not None])
+    text = concatenate([part for part in parts if part is not None])
     return replace(features, text=text, text_key=text_key(texts, counts, embedder.card))
 
 
-def merge(dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list, list, FaultCounter | None]]) -> Features:
+def merge(
+    dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list[Sample], list[Gaussian], FaultCounter | None]]
+) -> Features:
     """The shares of all ranks as one pass over the data set would have given them, without texts."""
     for _, _, damage in found[1:]:
         if dataset.damage is not None and damage is not None:
             dataset.damage.merge(damage)
     samples = [sample for part, _, _ in found for sample in part]
     order = sorted(range(len(samples)), key=lambda row: samples[row].place)
-    tables = [unpack("image", table) for _, part, _ in found for table in part]
-    image = concatenate(tables).select(order) if tables else None
-    merged = list(unique_keys(samples[row] for row in order))
-    record = to_record(dataset, merged, [] if image is None else [image], embedder.reader)
+    image = [concatenate([z for _, parts, _ in found for z in parts]).select(order)] if samples else []
+    record = to_record(dataset, list(unique_keys(samples[row] for row in order)), image, embedder.reader)
     return from_record(dataset, embedder.card, record)
-
-
-def embed_text_share(
-    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, share: Share
-) -> Gaussian | None:
-    """A rank's consecutive part of the texts, or of the classes of `counts` prompts each; None for an empty one."""
-    units = len(texts) if counts is None else len(counts)
-    start, end = (units * number // share.of for number in (share.number, share.number + 1))
-    if start == end:
-        return None
-    if counts is None:
-        return embedder.embed_texts(texts[start:end])
-    first, last = sum(counts[:start]), sum(counts[:end])
-    return mix_prompts(texts[first:last], counts[start:end], embedder.embed_texts)
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------
@@ -126,8 +119,8 @@ def agree(work: Callable[[], T], group: Any = None) -> T:
     failed = broadcast({rank: entry for rank, entry in enumerate(reports or ()) if entry is not None}, group)
     if not failed:
         return value  # type: ignore[return-value]
-    alone = rank_and_size(group)[1] == 1
-    text = "; ".join(message if alone else f"rank {rank}: {message}" for rank, (_, message) in failed.items())
+    several = rank_and_size(group)[1] > 1
+    text = "; ".join(several * f"rank {rank}: " + message for rank, (_, message) in failed.items())
     if all(of_data for of_data, _ in failed.values()):
         raise TaskLost(text) from own
     raise PeerError(text) if own is None else own

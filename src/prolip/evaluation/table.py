@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from prolip.evaluation.evaluate import PARTS, TaskResult, parts_of
@@ -43,12 +44,9 @@ def titles(results: Sequence[TaskResult]) -> list[str]:
     cards = [result.info["model"] for result in results]
     several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
     names = ["  ".join([result.key, *(card[field] for field in several)]) for result, card in zip(results, cards)]
-    tasks: dict[str, set[str]] = {}
-    for name, result in zip(names, results):
-        tasks.setdefault(name, set()).add(result.info["task"])
-    return [
-        f"{name}  {result.info['task'][:6]}" if len(tasks[name]) > 1 else name for name, result in zip(names, results)
-    ]
+    keys = [result.info["task"] for result in results]
+    twice = Counter(name for name, _ in set(zip(names, keys)))
+    return [f"{name}  {key[:6]}" if twice[name] > 1 else name for name, key in zip(names, keys)]
 
 
 def aligned(
@@ -75,7 +73,12 @@ def format_table(results: Sequence[TaskResult]) -> str:
             label = f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}"
             labelled.append((label, [f"{100 * row.metrics[column]:.2f}" for column in columns]))
         head, *body = aligned(columns, labelled, corner=f"{'images':>{first + second + 11}}")
-        lines += ["", head, *(line + left_out(row) for line, (_, row) in zip(body, rows))]
+        lines += ["", head]
+        for line, (_, row) in zip(body, rows):
+            damaged, absent = row.info.get("damaged"), row.info.get("too_small_for")
+            lost = ", ".join(f"{kind} {n}" for kind, n in damaged["kinds"].items()) if damaged else ""
+            lines.append(line + f"  ! left out: {lost}" * bool(damaged))
+            lines[-1] += f"  ! too small for {', '.join(absent)}" if absent else ""
     return "\n".join(lines[1:])
 
 
@@ -106,13 +109,6 @@ def harmonic_means(results: Sequence[TaskResult]) -> str:
                 f"  H {100 * value:5.2f}{interval}"
             )
     return "\n".join(["base and novel classes, harmonic mean", *lines]) if lines else ""
-
-
-def left_out(result: TaskResult) -> str:
-    """A remark for a result that lacks samples or metrics."""
-    damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
-    remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
-    return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
 
 
 def format_intervals(results: Sequence[TaskResult]) -> str:

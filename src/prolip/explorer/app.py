@@ -1,10 +1,12 @@
-"""The requests of the page, by name, which `server` passes on."""
+"""Open what is explored, an index, saved features or a model with data; answer the requests of the page, by name."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,102 @@ from typing import Any
 import torch
 
 from prolip.data.faults import SampleFault
+from prolip.embedder import Embedder
 from prolip.explorer.gallery import MAPPED, Captions, Once, number
-from prolip.explorer.limits import turn
-from prolip.explorer.open import Opened
 from prolip.explorer.query import Asker
 from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
-from prolip.explorer.thumbnails import Gone
+from prolip.explorer.thumbnails import Gone, has_picture, turn
+from prolip.models.diagnose import CONFIG_NAMES
+from prolip.search import sources
+from prolip.search.index import SearchIndex
 from prolip.search.risk_control import Threshold
+from prolip.search.store import holds_index
 from prolip.utils.console import plain
+from prolip.utils.messages import explain_missing
 
-#: Items at either end of the order of uncertainty.
-ENDS = 24
+ENDS = 24  # items at either end of the order of uncertainty
 Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Explored:
+    """An open gallery. limitations: what is impossible, and why; temporary: a folder that is deleted with the page."""
+
+    index: SearchIndex
+    embedder: Embedder | None
+    limitations: list[str]
+    temporary: tempfile.TemporaryDirectory | None = None
+    changes: str = ""  # by building the index
+
+
+def open_source(
+    source: str,
+    embedder: Embedder | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    device: torch.device | str = "auto",
+    precision: str = "fp32",
+    **reading: Any,
+) -> Explored:
+    """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: by default the
+    one that the index names. reading: of `SearchIndex.add`. ValueError and OSError say what to give.
+    """
+    temporary, changes = None, ""
+    if holds_index(source):
+        if data or output:
+            add = f"prolip search add {source} --data {data or 'SOURCE'}"
+            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, {add}")
+        index = SearchIndex(source)
+    else:
+        address, _ = resolved(source, data)
+        if output is None:
+            temporary = tempfile.TemporaryDirectory(prefix="prolip-explore-")
+            output = f"{temporary.name}/index"
+        try:
+            built = SearchIndex.build(output, address, embedder, device=device, precision=precision, **reading)
+        except BaseException:
+            if temporary is not None:
+                temporary.cleanup()
+            raise
+        index, changes = built.index, str(built)
+    if embedder is not None or index.store.values.get("load"):
+        embedder = index.find_embedder(embedder, device, precision)
+    lacks, some = list[str](), index.items(range(min(len(index.store), 50)))
+    if embedder is None:
+        lost = "no text can be typed, no picture dropped and no path walked"
+        lacks.append(f"There is no model, so {lost}; items, the map and uncertainties work. Give --model.")
+    if index.side == "image" and not any(has_picture(item) for item in some):
+        lost = "Nothing says where the pictures of these items are, as of kept features"
+        lacks.append(f"{lost}: they are shown by their keys. An index of images or shards knows.")
+    if index.side == "image" and not any(item.get("captions") for item in some):
+        lost = "No captions are kept with these items, so rules know the items alone, and paths need --texts FILE"
+        lacks.append(f"{lost}. Tables, shards and class folders bring captions.")
+    if index.card is not None and not index.card.probabilistic:
+        lacks.append(f"{index.card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
+    return Explored(index, embedder, lacks, temporary, changes)
+
+
+def resolved(source: str, data: str | None) -> tuple[str, str | None]:
+    """The address of what is indexed, and the model of the source as `Embedder.load` names it, None of features."""
+    folder = Path(source)
+    if source.startswith("features:") or (folder / "tasks").is_dir():
+        if data:
+            raise ValueError(f"{source} are features, which were embedded already: leave --data out")
+        return f"features:{source.removeprefix('features:')}", None
+    places = [
+        place
+        for place in (folder / "model", folder)
+        if any(place.glob("*.safetensors")) and any((place / name).is_file() for name in CONFIG_NAMES)
+    ]
+    if not places and folder.is_dir():
+        marks = "a run has model/config.json and weights, an index index.json, features tasks/"
+        raise ValueError(f"{source} is no index, no kept features, and no run or model: {marks}")
+    if not places and "/" in source and ":" not in source:
+        raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
+    if not data:
+        what = f"{source} is a model, and there is nothing to explore yet"
+        raise ValueError(f"{what}: give --data, one of {sources.FORMS}; or an index of prolip search")
+    return str(sources.parse(data)), f"local-dir:{places[0]}" if places else source
 
 
 class Refused(Exception):
@@ -35,36 +121,26 @@ class Refused(Exception):
 
 
 class App:
-    """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values.
-    scores: the folder of `prolip curate score`, for rules over all of its samples; threshold: a calibrated refusal.
-    """
+    """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values."""
 
     def __init__(
-        self,
-        opened: Opened,
-        title: str,
-        captions: Captions,
-        scores: Path | None = None,
-        threshold: Threshold | None = None,
+        self, explored: Explored, title: str, captions: Captions, scores: Path | None, threshold: Threshold | None
     ):
-        self.opened, self.title, self.captions, self.gallery = opened, plain(title), captions, captions.gallery
+        self.explored, self.title, self.captions, self.gallery = explored, plain(title), captions, captions.gallery
         self.asker = Asker(captions, threshold)
         scored = None if scores is None else scored_table(scores)
         self.items = {"item": self.gallery.item} | ({"sample": scored.item} if scored else {})
         self.table = Once(lambda: scored or gallery_table(captions))
         self._model = threading.Lock()  # torch's threads share one pool: one query at a time
-        self._map = Once(self._points)
-        self.looks: Mapping[str, Callable[[], Any]]
-        self.looks = {"about": self.about, "map": self._map, "uncertain": self.uncertain, "columns": self.columns}
-        self.questions: Mapping[str, Callable[[Values], Any]]
+        self.looks: dict[str, Callable[[], Any]] = {"about": self.about, "map": Once(self._points)}
+        self.looks |= {"uncertain": self.uncertain, "columns": self.columns}
         self.questions = {"search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules}
 
     def warm_up(self) -> None:
-        """Compute what the first visitors would wait for."""
-        self.gallery.uncertainty()
-        if len(self.gallery.index) > 1:
-            self._map()
-        with torch.no_grad():
+        with suppress(Exception), torch.no_grad():  # what fails is computed again, and told, when it is needed
+            self.gallery.uncertainty()
+            if len(self.gallery.index) > 1:
+                self.looks["map"]()
             self.captions.found()  # while texts are answered already
 
     @contextmanager
@@ -72,41 +148,30 @@ class App:
         with turn(self._model, "questions"), torch.no_grad():
             yield
 
-    # --- looks -------------------------------------------------------------------------------------------------------
     def about(self) -> dict[str, Any]:
-        """The gallery, its model, and what cannot be done."""
-        index, embedder, gallery = self.opened.index, self.opened.embedder, self.gallery
-        name = embedder.name if embedder is not None else index.card.name if index.card is not None else None
-        units = None if gallery.units is None else {"images": gallery.units.images, "texts": gallery.units.texts}
+        index, embedder, units = self.explored.index, self.explored.embedder, self.gallery.units
         return {
-            "title": self.title,
             "items": len(index),
             "dim": index.store.values["dim"],
             "side": index.side,
-            "model": name,
-            "parameters": None if embedder is None else embedder.parameters,
+            "model": embedder.name if embedder is not None else index.card.name if index.card is not None else None,
             "can_ask": embedder is not None,
-            "probabilistic": gallery.probabilistic,
+            "probabilistic": self.gallery.probabilistic,
             "score": index.score.in_words,
-            "own_score": gallery.own.name,
-            "kind": index.kind.name,
-            "units": units,
-            "novelty": embedder is not None and embedder.novelty is not None,
-            "lacks": self.opened.limitations,
-            "risk": self.asker.threshold is not None,
+            "units": None if units is None else {"images": units.images, "texts": units.texts},
+            "lacks": self.explored.limitations,
         }
 
     def _points(self) -> dict[str, Any]:
         """The map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
-        found = self.gallery.mapped()
-        own = self.gallery.uncertainty()[found.rows]
+        rows, plane, places = self.gallery.mapped()
+        own = self.gallery.uncertainty()[rows]
         order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
-        items = self.gallery.describe(found.rows.tolist())
         points = [
             {**item, "at": [number(x) for x in place], "level": number(level)}
-            for item, place, level in zip(items, found.places.tolist(), order.tolist())
+            for item, place, level in zip(self.gallery.describe(rows.tolist()), places.tolist(), order.tolist())
         ]
-        share = [number(x) for x in found.plane.share]
+        share = [number(x) for x in plane.share]
         return {"points": points, "share": share, "most": MAPPED, "total": len(self.gallery.index)}
 
     def uncertain(self) -> dict[str, Any]:
@@ -117,7 +182,6 @@ class App:
         return {"least": self.gallery.describe(least), "most": self.gallery.describe(most)}
 
     def columns(self) -> dict[str, Any]:
-        """The columns of rules."""
         with self._turn():
             return describe(self.table())
 
@@ -127,7 +191,6 @@ class App:
             raise Gone(f"there are no pictures of {kind!r}")
         return self.gallery.pictures.thumbnail(self.items[kind](row))
 
-    # --- questions ---------------------------------------------------------------------------------------------------
     def upload(self, data: bytes) -> dict[str, Any]:
         """Keep the image of a file to search by. `Refused` if it is none, or too large."""
         try:
@@ -139,7 +202,6 @@ class App:
             return {"upload": self.asker.upload(pixels), "width": width, "height": height}
 
     def search(self, values: Values) -> dict[str, Any]:
-        """The `count` nearest items."""
         count = values.get("count", 24)
         if not isinstance(count, int) or isinstance(count, bool):
             raise ValueError(f"count {count!r}: give a whole number")
@@ -147,18 +209,15 @@ class App:
             return self.asker.search(self.asker.read(values), count)
 
     def compare(self, values: Values) -> dict[str, Any]:
-        """The same query by several scores."""
         with self._turn():
             return self.asker.compare(self.asker.read(values))
 
     def walk(self, values: Values) -> dict[str, Any]:
-        """The path from a query to its root."""
         with self._turn():
             asked = self.asker.read(values)
             return self.captions.walk(asked.z, asked.label, asked.side, str(values.get("root", "included")))
 
     def rules(self, values: Values) -> dict[str, Any]:
-        """The samples that rules would drop."""
         rules = values.get("rules", [])
         if not isinstance(rules, list):
             raise ValueError(f"rules {rules!r}: give a list of NAME: FORMULA")

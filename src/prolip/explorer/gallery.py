@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from prolip.utils.console import plain
 
 #: Items of a map, captions of an item and characters of a text that are shown.
 MAPPED, CAPTIONS, CHARACTERS = 1500, 5, 400
-#: Items that are searched for captions, and images next to each caption of a path.
-LOOKED, BESIDE = 20_000, 4
+LOOKED, BESIDE = 20_000, 4  # items that are searched for captions, and images next to each caption of a path
 Value = TypeVar("Value")
 
 
@@ -46,18 +45,8 @@ class Once(Generic[Value]):
         return found
 
 
-class Map(NamedTuple):
-    """A sample of the gallery in a plane; places: (M, 5) as `prolip.measures.plane.place` returns them."""
-
-    rows: np.ndarray
-    plane: Plane
-    places: np.ndarray
-
-
 class Gallery:
-    """An index on the page, with at most a block and four bytes an item of it in memory. uncertainty: (N,) float32 of
-    all rows, NaN for deleted ones; mapped: the `Map`.
-    """
+    """An index on the page. uncertainty: (N,) of all rows, NaN for deleted ones; mapped: rows, plane, places (M, 5)."""
 
     def __init__(self, index: SearchIndex):
         if not len(index):
@@ -77,7 +66,6 @@ class Gallery:
         return self.index.items([row])[0]
 
     def describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as the page shows them."""
         trace, side = self.uncertainty(), self.index.side
         return [
             {"row": row, **shown(item), **self.meaning_of(float(trace[row]), side)}
@@ -107,22 +95,17 @@ class Gallery:
             ends.append(rows[near[np.argsort(values[near], kind="stable")]].tolist())
         return ends[0], ends[1]
 
-    def rank(self, trace: float) -> float:
-        """The share of the items that are less uncertain."""
-        values = self.uncertainty()
-        return float((values < trace).sum() / (~np.isnan(values)).sum())
-
     def _uncertainty(self) -> np.ndarray:
         found = np.full(len(self.index.store), np.nan, dtype=np.float32)
         for rows in self.index.store.gallery.blocks():
             found[rows] = self.own.uncertainty(self.index.store.gallery.gaussian(rows)).float().numpy()
         return found
 
-    def _map(self) -> Map:
+    def _map(self) -> tuple[np.ndarray, Plane, np.ndarray]:
         rows = self.sample(MAPPED)
         z = self.index.gaussians(rows.tolist())
         plane = fit_plane(z)
-        return Map(rows, plane, place(plane, z).numpy())
+        return rows, plane, place(plane, z).numpy()
 
 
 def shown(item: Item) -> dict[str, Any]:
@@ -141,46 +124,34 @@ def number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-class Texts(NamedTuple):
-    """T texts and their Gaussians (T, D)."""
-
-    texts: list[str]
-    z: Gaussian
+def captions_of(item: Item) -> list[str]:
+    """The captions of an item that are not blank."""
+    return [text for text in item.get("captions", []) if text.strip()]
 
 
 class Captions:
-    """At most `most` distinct texts of a gallery (its captions, or its items) and `further` ones. found: embeds them,
-    once.
-    """
+    """At most `most` distinct texts of a gallery and `further` ones; found: them and their Gaussians, once."""
 
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
         self.gallery, self.embedder, self.most, self.further = gallery, embedder, most, list(further)
         self.found = Once(self._find)
 
-    def _find(self) -> Texts:
+    def _find(self) -> tuple[list[str], Gaussian]:
         index, texts, parts = self.gallery.index, list[str](), list[Gaussian]()
         if index.side == "text":  # these are embedded already
             rows = self.gallery.sample(self.most).tolist()
             texts, parts = [item["key"] for item in index.items(rows)], [index.gaussians(rows)]
         if self.embedder is not None:
-            known, own = set(texts), [] if parts else self._captions()
-            rest = [text for text in dict.fromkeys([*own, *self.further]) if text not in known]
-            texts, parts = texts + rest, parts + ([self.embedder.embed_texts(rest)] if rest else [])
-        return Texts(texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1)))
-
-    def _captions(self) -> list[str]:
-        """Captions of the gallery's items."""
-        rows, texts = self.gallery.sample(LOOKED), dict[str, None]()
-        for part in np.array_split(np.random.default_rng(0).permutation(rows), max(1, len(rows) // 500)):
-            items = self.gallery.index.items(part.tolist())
-            texts |= dict.fromkeys(text for item in items for text in captions_of(item))
-            if len(texts) >= self.most:
-                break
-        return list(texts)[: self.most]
-
-    def rank(self, trace: float) -> float:
-        """The share of the texts that are less uncertain."""
-        return float((self.gallery.own.uncertainty(self.found().z) < trace).double().mean())
+            known, own = set(texts), dict[str, None]()
+            sample = np.random.default_rng(0).permutation([] if parts else self.gallery.sample(LOOKED))
+            for part in np.array_split(sample, max(1, len(sample) // 500)):
+                items = index.items(part.astype(int).tolist())
+                own |= dict.fromkeys(text for item in items for text in captions_of(item))
+                if len(own) >= self.most:
+                    break
+            if rest := [text for text in dict.fromkeys([*[*own][: self.most], *self.further]) if text not in known]:
+                texts, parts = texts + rest, [*parts, self.embedder.embed_texts(rest)]
+        return texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1))
 
     def nearest(self, image: Gaussian, count: int, doubt: Tensor | None = None) -> list[dict[str, Any]]:
         """The best texts of an image (1, D) by the model's own score, with the image's doubt."""
@@ -195,24 +166,26 @@ class Captions:
         return found
 
     def describe(self, texts: Sequence[str], z: Gaussian, some: list[int]) -> list[dict[str, Any]]:
-        """Some texts with their meanings."""
         traces = self.gallery.own.uncertainty(z.select(torch.tensor(some))).tolist()
         return [{"text": cut(texts[i]), **self.gallery.meaning_of(trace, "text")} for i, trace in zip(some, traces)]
 
     def walk(self, asked: Gaussian, label: str, side: str, root: str) -> dict[str, Any]:
-        """The captions from a query (1, D) to its root, ProLIP 4.4, each with the nearest images of the gallery. A text
-        begins at itself. ValueError for an unknown root, and without a model or captions.
-        """
+        """The captions from a query (1, D), a text first, to its root, ProLIP 4.4, each with the nearest images."""
         if self.embedder is None:
             raise ValueError("captions are embedded by a model, and there is none: start with --model")
         texts, z = self.found()
         if not texts:
             raise ValueError("a path is one of captions, and there are none here: give --texts FILE, a text per line")
         among, root = len(texts), root if self.gallery.probabilistic else "empty"
+        inclusion: str | Pairwise = "log_inclusion"
         if side == "text":
             others = [i for i, text in enumerate(texts) if text != label]
             texts, z = [label, *(texts[i] for i in others)], concatenate([asked, z.select(torch.tensor(others))])
-        inclusion: str | Pairwise = "log_inclusion" if side == "image" else others_include
+
+            def others_include(inner: Gaussian, outer: Gaussian) -> Tensor:  # the query includes itself most
+                return pairwise_log_inclusion(inner, outer).index_fill(1, torch.tensor([0]), -torch.inf)
+
+            inclusion = others_include
         found = traverse(asked, z, self.embedder.embed_texts([""]), root, inclusion=inclusion)
         path = found.path(0)
         steps = self.describe(texts, z, path)
@@ -222,13 +195,3 @@ class Captions:
                 step["pictures"] = self.gallery.describe([row for row in rows if row >= 0])
         chosen = int(found.root_caption[0])  # -1: the root is the empty text
         return {"steps": steps, "root": root, "root_text": None if chosen < 0 else cut(texts[chosen]), "among": among}
-
-
-def others_include(inner: Gaussian, outer: Gaussian) -> Tensor:
-    """`log_inclusion` without the first text, the query, which includes itself most."""
-    return pairwise_log_inclusion(inner, outer).index_fill(1, torch.tensor([0]), -torch.inf)
-
-
-def captions_of(item: Item) -> list[str]:
-    """The captions of an item."""
-    return [text for text in item.get("captions", []) if text.strip()]

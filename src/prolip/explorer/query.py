@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from prolip.data.faults import SampleFault
 from prolip.data.images import decode_image
 from prolip.embedder import Embedded, Embedder
-from prolip.explorer.confidence import first_answer, judge
 from prolip.explorer.gallery import Captions, cut, number
 from prolip.explorer.thumbnails import PIXELS, Gone, decoded
 from prolip.gaussian import Gaussian, mixture
+from prolip.measures import pairwise_mean_cosine
 from prolip.measures.plane import place
 from prolip.methods import find_score
 from prolip.scores import Score, Side
@@ -26,25 +28,28 @@ from prolip.search import exact
 from prolip.search.exact import TopK, other_side
 from prolip.search.query import COMPARED, NUMBERS, answers_of, confidences, doubts_of, meanings
 from prolip.search.risk_control import Threshold
+from prolip.uncertainty.doubt import with_doubt
+from prolip.uncertainty.novelty import ODDS, refusal
 
-#: Most answers, and answers side by side; images that are kept for further queries.
-MOST, BESIDE, UPLOADS = 60, 8, 64
-#: The largest ratio of an image's sides.
-STRETCHED = 100
-#: The nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers.
-SHORTLIST = 5000
-#: Scores that are compared with the one of the index.
-COMPARED_SCORES = ("mean", "csd", "elk")
+MOST, BESIDE, UPLOADS = 60, 8, 64  # most answers, and answers side by side; images that are kept for further queries
+STRETCHED = 100  # the largest ratio of an image's sides
+SHORTLIST = 5000  # the nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers
+COMPARED_SCORES = ("mean", "csd", "elk")  # scores that are compared with the one of the index
+ENDS = {"first": "what it is made of", "mean": "what it shows or says"}  # what each end of a tower knows
+WAYS = {
+    "units": "the first one's share of the model's confidence; what is as good shares it",
+    "match": "the match probability by the model's trained scale and bias",
+    "share": "the first one's share of the softmax by the model's trained scale",
+}
 
 
-@dataclass(frozen=True)
-class PageQuery:
+class PageQuery(NamedTuple):
     """A query as a Gaussian (1, D). sides: of its inputs; novelty: nats by end; row: of the gallery's item."""
 
     z: Gaussian
     sides: frozenset[Side]
     label: str
-    novelty: dict[str, float] = field(default_factory=dict)
+    novelty: Mapping[str, float] = MappingProxyType({})
     row: int | None = None
 
     @property
@@ -62,17 +67,11 @@ class Asker:
         self.reader = None if captions.embedder is None else captions.embedder.reader
         self._uploads: dict[str, PageQuery] = {}
 
-    # --- queries -----------------------------------------------------------------------------------------------------
-    def prepare(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
+    def prepare(self, data: bytes) -> tuple[Tensor, tuple[int, int]]:
         """The pixels of an image file for the model, its width and height. SampleFault if it cannot be decoded."""
+        return decoded(lambda: (self._pixels(image := decode_image(data, PIXELS)), image.size))
 
-        def made() -> tuple[torch.Tensor, tuple[int, int]]:
-            image = decode_image(data, PIXELS)
-            return self._pixels(image), image.size
-
-        return decoded(made)
-
-    def upload(self, pixels: torch.Tensor) -> str:
+    def upload(self, pixels: Tensor) -> str:
         """Keep the Gaussian of an image for queries; returns its key. pixels: of `prepare`."""
         key = secrets.token_hex(8)
         self._uploads[key] = self._embed(pixels.unsqueeze(0), "image", "your picture")
@@ -106,11 +105,11 @@ class Asker:
             raise ValueError("there is no model to embed texts and pictures: start with --model, or choose an item")
         return self.embedder
 
-    def _embed(self, inputs: torch.Tensor, side: Side, label: str) -> PageQuery:
+    def _embed(self, inputs: Tensor, side: Side, label: str) -> PageQuery:
         z, novelty = self._model().encode(inputs, side)
         return PageQuery(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
-    def _pixels(self, image: Image.Image) -> torch.Tensor:
+    def _pixels(self, image: Image.Image) -> Tensor:
         """The model's input. SampleFault for a strip, which resizing by its short side would blow up."""
         if max(image.size) > STRETCHED * min(image.size):
             sides = " x ".join(map(str, image.size))
@@ -118,17 +117,17 @@ class Asker:
         return self._model().preprocess(image)
 
     def _item(self, row: Any) -> PageQuery:
-        item, novelty, side = self.gallery.item(row), {}, self.gallery.index.side
+        item, side = self.gallery.item(row), self.gallery.index.side
+        novelty: Mapping[str, float] = {}
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding suffices
                 pixels = self.gallery.pictures.of(item, self._pixels)
                 novelty = self._embed(pixels.unsqueeze(0), "image", item["key"]).novelty
         return PageQuery(self.gallery.index.gaussians([row]), frozenset[Side]([side]), item["key"], novelty, row)
 
-    # --- answers -----------------------------------------------------------------------------------------------------
     def search(self, asked: PageQuery, count: int = 24) -> dict[str, Any]:
         """The nearest items, the nearest captions of an image, and what speaks against answering."""
-        count, index = max(1, min(count, MOST)), self.gallery.index
+        count, index, own = max(1, min(count, MOST)), self.gallery.index, self.gallery.own
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
         pair = asked.sides == {other_side(index.side)}
@@ -137,14 +136,20 @@ class Asker:
         listed = self.gallery.describe(found.rows[0].tolist())
         for item, answer in zip(listed, answers):
             item |= {"score": number(answer.similarity), "probability": number(answer.probability), "fits": answer.fits}
-        captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
+        captions = self.captions if asked.sides == {"image"} and self.captions.found()[0] else None
+        first = None  # the first item of a pair with the gallery, or the first caption of an image among images
+        if pair:
+            first = first_answer(asked.z, self._candidates(asked), own, asked.side, doubts)
+        elif captions is not None:
+            first = first_answer(asked.z, [captions.found()[1]], own, "image", doubts)
+        map_place = None if len(index) < 2 else place(self.gallery.mapped()[1], asked.z)[0].tolist()
         return {
             "question": self._describe(asked),
             "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5, doubts(asked.z.mean)),
-            "verdict": self._verdict(asked, pair, captions, doubts),
+            "verdict": {**judge(first, asked.novelty), "among": "items" if pair or captions is None else "captions"},
             "by": index.score.in_words,
-            "place": self._place(asked),
+            "place": map_place and [number(x) for x in map_place],
             "risk": self._risk(asked, near) if pair else None,
         }
 
@@ -159,26 +164,13 @@ class Asker:
             out["ambiguity"] = number(means.ambiguity)
             doubt = getattr(self.gallery.own, "doubt", None)
             out["beyond"] = doubt is not None and bool(doubt.extrapolates(self.reader.evidence(asked.z.mean))[0])
-        if asked.sides == {self.gallery.index.side}:
-            out["rank"] = number(self.gallery.rank(trace))
-        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
-            out["rank"] = number(self.captions.rank(trace))
+        if asked.sides == {self.gallery.index.side}:  # the share of the items, or texts, that are less uncertain
+            traces = torch.from_numpy(self.gallery.uncertainty())
+            out["rank"] = number(float((traces[~traces.isnan()] < trace).double().mean()))
+        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found()[0]:  # it does not wait
+            traces = self.gallery.own.uncertainty(self.captions.found()[1])
+            out["rank"] = number(float((traces < trace).double().mean()))
         return out
-
-    def _place(self, asked: PageQuery) -> list[float | None] | None:
-        """The place of a query on the map; None if one item makes no map."""
-        if len(self.gallery.index) < 2:
-            return None
-        return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
-
-    def _verdict(self, asked: PageQuery, pair: bool, captions: Captions | None, doubts: Callable) -> dict[str, Any]:
-        """Judge the first item of a pair with the gallery, or the first caption of an image among images."""
-        answer, own = None, self.gallery.own
-        if pair:
-            answer = first_answer(asked.z, self._candidates(asked), own, asked.side, doubts)
-        elif captions is not None:
-            answer = first_answer(asked.z, [captions.found().z], own, "image", doubts)
-        return {**judge(answer, asked.novelty), "among": "captions" if captions is not None and not pair else "items"}
 
     def _candidates(self, asked: PageQuery) -> Iterator[Gaussian]:
         """All items in batches, or the nearest if scoring all would be slow."""
@@ -200,21 +192,19 @@ class Asker:
             "answers": bool(self.threshold.answers(sure)[0]),
             "by": self.threshold.by,
             "confidence": number(float(sure[self.threshold.by][0])),
-            "least": number(self.threshold.least),
             "promise": str(self.threshold),
         }
 
-    # --- side by side ------------------------------------------------------------------------------------------------
     def compare(self, asked: PageQuery) -> dict[str, Any]:
-        """The first items by the index's score, the cosine of the means, csd and elk, and where each moved to. With
-        more than NUMBERS numbers, the others rank only the SHORTLIST nearest, which `among` says.
-        """
+        """The first items by several scores, and where each moved to; of a large gallery of the nearest alone."""
         index, count = self.gallery.index, BESIDE + 1
         whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
         near = None if whole else index.search(asked.z, SHORTLIST)
         role, columns = other_side(index.side), []
         order: dict[int, int] = {}
-        for name, score in self._scores().items():
+        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
+        others = {name: find_score(name)() for name in names if name != index.score.name}
+        for name, score in {index.score.name: index.score, **others}.items():
             if score is index.score:
                 found = index.search(asked.z, count)
             elif near is None:
@@ -231,14 +221,75 @@ class Asker:
             columns.append({"score": name, "own": score is index.score, "answers": listed})
         return {"columns": columns, "among": len(index) if whole else SHORTLIST, "whole": whole}
 
-    def _scores(self) -> dict[str, Score]:
-        """The index's own first, then the others that these Gaussians have."""
-        found = {self.gallery.index.score.name: self.gallery.index.score}
-        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
-        return found | {name: find_score(name)() for name in names if name not in found}
-
 
 def without(asked: PageQuery, found: TopK, count: int) -> TopK:
     """At most `count` answers to one query, without the item that asks."""
     kept = (found.rows[0] >= 0) & (found.rows[0] != (-1 if asked.row is None else asked.row))
     return TopK(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])
+
+
+class FirstAnswer(NamedTuple):
+    """The best of `among` candidates. code_length: -log p(it is right), nats; way: how it is known, of WAYS."""
+
+    code_length: float
+    among: int
+    way: str
+
+
+def first_answer(
+    asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side, doubts: Callable = lambda image: None
+) -> FirstAnswer | None:
+    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained. A
+    text has the match probability, as it is true of many images; an image of a model with units the softmax of the
+    cosines (`Units.code_length`), which equally good captions share; others the softmax by the trained scale.
+    doubts: of unit means (1, D), the querying image or else the best one.
+    """
+    first, units, among, best, total = asked, own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
+    way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
+    if units is not None and (side == "image" or way == "share"):
+        way = "units"
+    for z in candidates:
+        if way == "units" and units is not None:
+            scores: Tensor | None = pairwise_mean_cosine(asked, z).flatten() * (2 / units.unit)
+        else:
+            own_scores = own.pairwise(*((asked, z) if side == "image" else (z, asked))).flatten()
+            scores = own.match_probability(own_scores) if way == "match" else own.scaled(own_scores)
+        if scores is None:
+            return None
+        if way == "match" and float(scores.max()) > best:
+            first = z.select(scores.argmax().unsqueeze(0))
+        among, best = among + len(scores), max(best, float(scores.max()))
+        total = torch.logaddexp(total, scores.double().logsumexp(0))
+    if not among:
+        return None
+    nats = -math.log(min(1.0, max(best, 1e-300))) if way == "match" else max(0.0, float(total) - best)
+    doubt = doubts(first.mean) if side == "image" or way == "match" else None
+    if units is not None and doubt is not None:
+        other = units.share(asked.trace) if way == "match" else 1 / among
+        nats = -float(with_doubt(torch.tensor(math.exp(-nats)), doubt, other).log())
+    return FirstAnswer(nats, among, way)
+
+
+def judge(answer: FirstAnswer | None, novelty: Mapping[str, float]) -> dict[str, Any]:
+    """What speaks against answering, and the remaining probability exp(-sum). novelty: nats by end of the tower."""
+    parts, foreign = [], 0.0
+    if answer is not None:
+        text = f"{math.exp(-answer.code_length):.0%}: {WAYS[answer.way]}, among {answer.among:,}."
+        parts.append({"name": "The answer", "nats": number(answer.code_length), "text": text})
+    for end, nats in novelty.items():
+        alone = float(refusal(torch.zeros(1), {end: torch.tensor([nats])}))
+        foreign += alone
+        name = f"Unlike the training: {ENDS.get(end, end)}"
+        parts.append({"name": name, "nats": number(alone), "text": rarity(nats)})
+    against = foreign + (0.0 if answer is None else answer.code_length)
+    probability, familiar = None if answer is None else math.exp(-against), math.exp(-foreign) if novelty else None
+    return {"parts": parts, "nats": number(against), "probability": probability, "familiar": familiar}
+
+
+def rarity(nats: float) -> str:
+    if nats < math.log(2):
+        return "Nothing unusual: more than half of the training's own kind are further out."
+    share = "None of the training's own kind would be"
+    if nats < 20:
+        share = f"1 in {float(f'{math.exp(nats):.2g}'):,.0f} of the training's own kind is"
+    return f"{share} this far out; 1 input in {ODDS + 1} is taken to be foreign before it is seen."

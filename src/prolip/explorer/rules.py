@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from prolip.curate.rules import MEANINGS, Rule, parse_rules
+from prolip.curate.rules import MEANINGS, parse_rules
+from prolip.curate.score import pair_columns, side_columns, table_of
 from prolip.curate.select import UNUSABLE, Choice, check_noise, quantile
-from prolip.curate.signals import pair_columns, side_columns
-from prolip.curate.sources import table_of
 from prolip.curate.tables import read_table, signals_of, tables_of, whole_column
 from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item
@@ -25,58 +24,49 @@ SAMPLED, BATCH = 2000, 256
 BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
-class Samples(NamedTuple):
-    """Samples with the columns that rules read. source: in words; usable: (N,) bool, what rules apply to; column: name
-    -> (N,); items: rows for the page, each with `thumbnail`, the end of its address, or None; item: a row as the index
-    has it, or KeyError; command: that selects.
-    """
+class RuleTable(NamedTuple):
+    """Samples with the columns that rules read; source: in words; command: that selects."""
 
     source: str
-    usable: np.ndarray
+    usable: np.ndarray  # (N,) bool, what rules apply to
     names: list[str]
-    column: Callable[[str], np.ndarray]
-    items: Callable[[Sequence[int]], list[dict[str, Any]]]
-    item: Callable[[int], Item]
+    column: Callable[[str], np.ndarray]  # name -> (N,)
+    items: Callable[[Sequence[int]], list[dict[str, Any]]]  # rows for the page; `thumbnail`: end of an address, or None
+    item: Callable[[int], Item]  # a row as the index has it, or KeyError
     command: str = ""
 
 
-def gallery_table(captions: Captions) -> Samples:
-    """The items of a gallery; a sample of them if their captions are to be embedded for it."""
+def gallery_table(captions: Captions) -> RuleTable:
+    """The items of a gallery alone, or a sample of them with their first captions, which are embedded for it."""
     gallery, total = captions.gallery, len(captions.gallery.index)
-    places, columns = gallery_columns(captions)
-    source = f"all {total:,} items"
-    if len(places) < total:
-        source = f"{len(places):,} samples at random of {total:,}, by their first captions"
+    rows, columns = np.zeros(0, dtype=np.int64), dict[str, torch.Tensor]()
+    if captions.embedder is not None and gallery.index.side == "image":
+        sample = gallery.sample(SAMPLED)
+        first = [captions_of(item)[:1] for item in gallery.index.items(sample.tolist())]
+        rows = sample[[bool(texts) for texts in first]]
+    if captions.embedder is not None and len(rows):
+        text = captions.embedder.embed_texts([texts[0] for texts in first if texts])
+        image, batches = gallery.index.gaussians(rows.tolist()), torch.arange(len(rows)).split(BATCH)
+        parts = [pair_columns(gallery.own, image.select(i), text.select(i), gallery.probabilistic) for i in batches]
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    else:
+        trace = gallery.uncertainty()
+        rows = np.flatnonzero(~np.isnan(trace))
+        if gallery.probabilistic:
+            columns = side_columns(gallery.own, torch.from_numpy(trace[rows]), gallery.index.side)
 
-    def items(rows: Sequence[int]) -> list[dict[str, Any]]:
-        found = gallery.describe(places[rows].tolist())
+    def items(some: Sequence[int]) -> list[dict[str, Any]]:
+        found = gallery.describe(rows[some].tolist())
         return [item | {"thumbnail": f"item/{item['row']}" if item["picture"] else None} for item in found]
 
-    usable = np.ones(len(places), dtype=bool)
-    return Samples(source, usable, list(columns), columns.__getitem__, items, gallery.item)
+    source = f"all {total:,} items"
+    if len(rows) < total:
+        source = f"{len(rows):,} samples at random of {total:,}, by their first captions"
+    usable = np.ones(len(rows), dtype=bool)
+    return RuleTable(source, usable, list(columns), lambda name: columns[name].numpy(), items, gallery.item)
 
 
-def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Rows of a gallery, and the columns of pairs with their first captions, or of the items alone."""
-    gallery = captions.gallery
-    if captions.embedder is not None and gallery.index.side == "image":
-        rows = gallery.sample(SAMPLED)
-        first = [captions_of(item)[:1] for item in gallery.index.items(rows.tolist())]
-        rows = rows[[bool(texts) for texts in first]]
-        if len(rows):
-            text = captions.embedder.embed_texts([texts[0] for texts in first if texts])
-            image, batches = gallery.index.gaussians(rows.tolist()), torch.arange(len(rows)).split(BATCH)
-            parts = [pair_columns(gallery.own, image.select(i), text.select(i), gallery.probabilistic) for i in batches]
-            return rows, {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    trace = gallery.uncertainty()
-    rows = np.flatnonzero(~np.isnan(trace))
-    if not gallery.probabilistic:
-        return rows, {}
-    found = side_columns(gallery.own, torch.from_numpy(trace[rows]), gallery.index.side)
-    return rows, {name: x.numpy() for name, x in found.items()}
-
-
-def scored_table(folder: Path) -> Samples:
+def scored_table(folder: Path) -> RuleTable:
     """All samples that `prolip curate score` has scored; a column is read when it is first used."""
     manifest, paths = tables_of(folder)
     parts = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in paths]
@@ -94,30 +84,27 @@ def scored_table(folder: Path) -> Samples:
     def items(rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(item(row)), "row": None, "thumbnail": f"sample/{row}"} for row in rows]
 
-    source, command = (
-        f"all {len(usable):,} samples that are scored in {folder}",
-        f"prolip curate select {shlex.quote(str(folder))}",
-    )
+    source = f"all {len(usable):,} samples that are scored in {folder}"
+    command = f"prolip curate select {shlex.quote(str(folder))}"
     column = cache(partial(whole_column, paths))
-    return Samples(source, usable, signals_of(manifest["columns"]), column, items, item, command)
+    return RuleTable(source, usable, signals_of(manifest["columns"]), column, items, item, command)
 
 
-def describe(table: Samples) -> dict[str, Any]:
-    """Every column with its meaning, quantiles and histogram."""
-    return {"source": table.source, "columns": [summary(table, name) for name in table.names]}
-
-
-def summary(table: Samples, name: str) -> dict[str, Any]:
-    """quantiles: 101 values; bars: counts between the first and the last hundredth."""
-    values = table.column(name).astype(np.float64)
-    values, found = values[np.isfinite(values)], {"name": name, "meaning": MEANINGS.get(name, name)}
-    if not len(values):
-        return found | {"quantiles": [], "bars": []}
-    quantiles = np.quantile(values, np.linspace(0, 1, 101))
-    bars, _ = np.histogram(values, BARS, (quantiles[0], max(quantiles[-1], np.nextafter(quantiles[0], np.inf))))
-    inner = [float(f"{x:.5g}") for x in quantiles[1:-1].tolist()]
-    rounded = [outward(float(quantiles[0]), -1), *inner, outward(float(quantiles[-1]), 1)]
-    return found | {"quantiles": rounded, "bars": bars.tolist()}
+def describe(table: RuleTable) -> dict[str, Any]:
+    """Every column with its meaning, 101 quantiles, and the counts between the first and the last hundredth."""
+    found = []
+    for name in table.names:
+        values = table.column(name).astype(np.float64)
+        values, summary = values[np.isfinite(values)], {"name": name, "meaning": MEANINGS.get(name, name)}
+        if len(values):
+            quantiles = np.quantile(values, np.linspace(0, 1, 101))
+            bars, _ = np.histogram(values, BARS, (quantiles[0], max(quantiles[-1], np.nextafter(quantiles[0], np.inf))))
+            inner = [float(f"{x:.5g}") for x in quantiles[1:-1].tolist()]
+            rounded = [outward(float(quantiles[0]), -1), *inner, outward(float(quantiles[-1]), 1)]
+            found.append(summary | {"quantiles": rounded, "bars": bars.tolist()})
+        else:
+            found.append(summary | {"quantiles": [], "bars": []})
+    return {"source": table.source, "columns": found}
 
 
 def outward(value: float, way: int) -> float:
@@ -126,17 +113,20 @@ def outward(value: float, way: int) -> float:
     return near if way * (near - value) >= 0 else float(f"{value + way * abs(value) * 1e-4:.5g}")
 
 
-def try_rules(table: Samples, texts: Sequence[str]) -> dict[str, Any]:
-    """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does: by each, by it alone, by any.
-    command: selects scored samples; shown: some dropped samples with the reasons, and some kept ones, evenly spread.
-    ValueError for what is no rule.
-    """
+def try_rules(table: RuleTable, texts: Sequence[str]) -> dict[str, Any]:
+    """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does, with a command and some examples."""
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
     choice, usable = Choice(rules=parse_rules(list(texts))), table.usable
     reasons, bits = np.where(usable, np.uint64(0), choice.bits[UNUSABLE]), choice.bits
     for rule in choice.rules:
-        reasons |= np.where(dropped(table, rule) & usable, bits[rule.name], np.uint64(0))
+        rule.drop.check_columns(table.names)
+        columns = {name: table.column(name) for name in rule.drop.columns}
+        quantiles = {(name, share): quantile(table.column(name), share) for name, share in rule.drop.quantiles}
+        if not columns:
+            raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(table.names)}")
+        dropped = np.asarray(rule.drop(columns, quantiles), dtype=bool)
+        reasons |= np.where(dropped & usable, bits[rule.name], np.uint64(0))
     words = [f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in choice.rules]
     try:
         check_noise(choice, reasons, "")
@@ -146,32 +136,17 @@ def try_rules(table: Samples, texts: Sequence[str]) -> dict[str, Any]:
         {"name": name, "dropped": int((reasons & bits[name] > 0).sum()), "alone": int((reasons == bits[name]).sum())}
         for name in (rule.name for rule in choice.rules)
     ]
-    some = {"dropped": usable & (reasons > 0), "kept": reasons == 0}
+    examples = {}
+    for name, chosen in (("dropped", usable & (reasons > 0)), ("kept", reasons == 0)):
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)]
+        items = zip(table.items(rows.tolist()), reasons[rows])
+        examples[name] = [item | {"reasons": [x for x, bit in bits.items() if own & bit]} for item, own in items]
     return {
         "rows": len(usable),
         "unusable": int((~usable).sum()),
         "kept": int((reasons == 0).sum()),
         "rules": counts,
         "command": " ".join([table.command, *words]) if table.command else "",
-        "shown": {name: examples(table, which, choice, reasons) for name, which in some.items()},
+        "shown": examples,
     }
-
-
-def dropped(table: Samples, rule: Rule) -> np.ndarray:
-    """Of which samples a rule is true, (N,) bool."""
-    rule.drop.check_columns(table.names)
-    columns = {name: table.column(name) for name in rule.drop.columns}
-    quantiles = {(name, share): quantile(table.column(name), share) for name, share in rule.drop.quantiles}
-    if not columns:
-        raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(table.names)}")
-    return np.asarray(rule.drop(columns, quantiles), dtype=bool)
-
-
-def examples(table: Samples, chosen: np.ndarray, choice: Choice, reasons: np.ndarray) -> list[dict[str, Any]]:
-    """Some of the chosen samples, evenly spread, and the names of the rules that drop them."""
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)]
-    return [
-        item | {"reasons": [name for name, bit in choice.bits.items() if reasons[row] & bit]}
-        for item, row in zip(table.items(rows.tolist()), rows.tolist())
-    ]

@@ -26,23 +26,27 @@ from urllib.parse import unquote, urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.explorer.app import App, Refused
-from prolip.explorer.limits import Busy, Places
-from prolip.explorer.thumbnails import Gone
+from prolip.explorer.thumbnails import Busy, Gone, turn
 from prolip.utils.documents import loads
 
 #: Bytes of a question, of a picture, and of a refused body that are read, so that its sender gets the answer.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
 #: Seconds that a connection may be silent, that it may pause within a refused body, and of a whole request and answer.
 SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
+LOOK = 0.01  # seconds between two looks for a free place
 #: Connections, and large pictures in transfer, at once, and seconds after which a slow one yields to another.
 CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
-#: Bytes of a body that need no place of SENDERS.
-SMALL = 2**18
+SMALL = 2**18  # bytes of a body that need no place of SENDERS
 #: Defects of a request's head that the standard library ignores.
 DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
+#: What the page may load and run.
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 #: Headers of every answer.
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",
@@ -53,54 +57,82 @@ ALWAYS = {
 }
 
 
+class Places:
+    """At most `most` connections. The one that has kept the server waiting longest, over `grace` s, yields to the next.
+    since: when a connection began to keep the server waiting, None while the server works for it.
+    """
+
+    def __init__(self, most: int, grace: float):
+        self.most, self.grace, self.since = most, grace, dict[socket.socket, float | None]()
+        self._turn = threading.Lock()
+
+    def enter(self, connection: socket.socket, work: str) -> None:
+        """Take a place as soon as there is one. `Busy` after PATIENCE seconds in which others wait for one, too."""
+        with turn(self._turn, work):
+            while len(self.since) >= self.most:
+                self.end(self.grace, 1)
+                time.sleep(LOOK)
+            self.since[connection] = time.monotonic()
+
+    def leave(self, connection: socket.socket) -> None:
+        self.since.pop(connection, None)
+
+    def mark(self, connection: socket.socket, waits: bool) -> None:
+        """Note that the server now waits for a connection, or works for it."""
+        if connection in self.since:
+            self.since[connection] = time.monotonic() if waits else None
+
+    def end(self, seconds: float, count: int | None = None) -> None:
+        """End connections that have kept the server waiting for more than `seconds`, at most `count`, longest first."""
+        waiting = [(since, connection) for connection, since in list(self.since.items()) if since is not None]
+        late = sorted((pair for pair in waiting if pair[0] < time.monotonic() - seconds), key=lambda pair: pair[0])
+        for _, connection in late[:count]:
+            with suppress(OSError):  # it has left
+                connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end and leaves
+
+
 class Server(ThreadingHTTPServer):
     """The explorer at a host and port (0: any free one). hosts: its names in requests."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 1024
 
     def __init__(self, app: App, host: str, port: int):
-        self.app, self.hosts = app, names_of(host)
+        own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
+        self.app, self.hosts = app, {*LOOPBACK, host.lower(), *own}
         self.connections, self.senders = Places(*CONNECTIONS), Places(*SENDERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        loader = PackageLoader("prolip.explorer", ".")
-        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-        self.page = environment.get_template("page.html.j2")
+        pages = Environment(loader=PackageLoader("prolip.explorer", "."), autoescape=True, undefined=StrictUndefined)
+        self.page = pages.get_template("page.html.j2")
         self.assets = {name: files("prolip.explorer").joinpath(name).read_bytes() for name in ASSETS}
         super().__init__((host, port), Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection as soon as there is a place."""
         self.connections.enter(request, "connections")
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, and give its place back."""
         super().shutdown_request(request)
         self.connections.leave(request)
 
     def service_actions(self) -> None:
-        """End overdue connections, now and then."""
         self.connections.end(LONGEST)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report errors, but no broken connections."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """The address of the page."""
         host, port = str(self.server_address[0]), self.server_address[1]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def knows(self, name: str) -> bool:
         """Whether a Host header names this server; with --host any address does, as rebinding needs a name."""
-        return name in self.hosts or (not self.is_private and is_address(name))
+        return name in self.hosts or (not self.is_private and address_of(name) is not None)
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach it."""
         return is_loopback(str(self.server_address[0]))
 
 
@@ -113,15 +145,12 @@ class Handler(BaseHTTPRequestHandler):
     unread = True
 
     def do_GET(self) -> None:
-        """Send the page, its files, thumbnails, and looks."""
         self._answer(self._get)
 
     def do_POST(self) -> None:
-        """Answer questions and take pictures."""
         self._answer(self._post)
 
     def _answer(self, work: Callable[[str], None]) -> None:
-        """Do the work, or answer with the error."""
         self.unread = "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
         self._mark(waits=False)
         try:
@@ -152,7 +181,10 @@ class Handler(BaseHTTPRequestHandler):
     def _get(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
         if path == "/":
-            self._page()
+            nonce = secrets.token_urlsafe(16)
+            headers = {"Content-Security-Policy": POLICY.format(nonce=nonce), "Cache-Control": "no-store"}
+            page = self.server.page.render(nonce=nonce, title=app.title)
+            self._send(page.encode(), "text/html; charset=utf-8", headers)
         elif len(parts) == 2 and parts[0] == "static" and parts[1] in ASSETS:
             self._send(self.server.assets[parts[1]], ASSETS[parts[1]], {"Cache-Control": "no-cache"})
         elif len(parts) == 3 and parts[0] == "thumbnail" and parts[2].isdecimal() and len(parts[2]) < 16:
@@ -167,7 +199,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
-        self._check_origin()
+        origin = self.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != self.headers.get("Host", ""):
+            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
         if path == "/api/upload":
             self._json(app.upload(self._body(PICTURE_BYTES, "application/octet-stream", "a picture")))
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
@@ -182,19 +216,16 @@ class Handler(BaseHTTPRequestHandler):
         else:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    # --- checks -------------------------------------------------------------------------------------------------------
     def _check_head(self) -> None:
         if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may follow
             self.unread = True
             raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request holds a line that is no header")
-        name = host_of(self.headers.get("Host", ""))
+        try:
+            name = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").rstrip(".")
+        except ValueError:
+            name = ""
         if not self.server.knows(name):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"this is not the server of {name!r}: open {self.server.url}")
-
-    def _check_origin(self) -> None:
-        origin, own = self.headers.get("Origin"), self.headers.get("Host", "")
-        if origin is not None and urlsplit(origin).netloc != own:
-            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
 
     def _body(self, most: int, kind: str, what: str) -> bytes:
         """Read the body, of a type that a foreign page cannot send unasked. `Refused` for others and longer ones."""
@@ -222,21 +253,8 @@ class Handler(BaseHTTPRequestHandler):
         return data
 
     def _mark(self, waits: bool) -> None:
-        """Note whether the server waits for the other end."""
         for crowd in (self.server.connections, self.server.senders):
             crowd.mark(self.connection, waits)
-
-    # --- answers ------------------------------------------------------------------------------------------------------
-    def _page(self) -> None:
-        nonce = secrets.token_urlsafe(16)
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
-            " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-            " frame-ancestors 'none'"
-        )
-        text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
-        self._send(text.encode(), "text/html; charset=utf-8", headers)
 
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
         data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
@@ -250,10 +268,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _end(self) -> None:
-        """End a connection whose body was not read, which would be taken for the next request. Read what still comes,
-        up to a bound, until the sender closes: closed earlier, it would lose the answer. A body in chunks comes without
-        its length.
-        """
+        """Read an unread body, up to a bound, and end: it would be taken for the next request."""
         if self.unread:
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)
@@ -279,32 +294,18 @@ class Handler(BaseHTTPRequestHandler):
         """Log no requests."""
 
 
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port and brackets."""
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a name is, if any."""
     try:
-        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+        return ipaddress.ip_address(name)
     except ValueError:
-        return ""
-
-
-def names_of(host: str) -> frozenset[str]:
-    """The names of a server at this address: it, the loopback's, and unless private this machine's."""
-    own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
-    return frozenset({*LOOPBACK, host.lower(), *own})
-
-
-def is_address(name: str) -> bool:
-    """Whether a name is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address is reached from this machine only."""
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def make_server(app: App, host: str, port: int) -> Server:
@@ -318,20 +319,7 @@ def make_server(app: App, host: str, port: int) -> Server:
 
 def serve(server: Server) -> None:
     """Serve until Ctrl-C or SIGTERM, then delete a temporary index."""
-    over = threading.Event()
-    threading.Thread(target=warm_up, args=(server.app, over), daemon=True).start()
+    threading.Thread(target=server.app.warm_up, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which deletes a temporary index, too
-    with suppress(KeyboardInterrupt), server.app.opened.temporary or nullcontext(), server:
-        try:
-            server.serve_forever()
-        finally:
-            over.set()
-
-
-def warm_up(app: App, over: threading.Event) -> None:
-    """Compute what takes longest before it is needed; once `over`, the index is gone and it may fail."""
-    try:
-        app.warm_up()
-    except Exception:
-        if not over.is_set():
-            raise
+    with suppress(KeyboardInterrupt), server.app.explored.temporary or nullcontext(), server:
+        server.serve_forever()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,20 +24,35 @@ from prolip.data.reading.rows import read_rows
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
-from prolip.explorer.limits import PATIENCE, Busy
-from prolip.search.keys import candidates, hashes_of, run_of
-from prolip.search.store import Item
+from prolip.search.store import Item, candidates, hashes_of, run_of
 from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.
 SIDE, KEPT, TABLES = 224, 1024, 256
-#: Most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each.
-PIXELS = 2**26
-#: Decodes all images, one at a time; each further thread would take memory of its own.
-DECODER = ThreadPoolExecutor(1)
-#: The fields of an item that say where its image is.
-PLACES = ("path", "table", "row", "shard")
+PIXELS = 2**26  # most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each
+DECODER = ThreadPoolExecutor(1)  # decodes all images, one at a time; each further thread would take memory of its own
+PLACES = ("path", "table", "row", "shard")  # the fields of an item that say where its image is
+PATIENCE = 30.0  # seconds that a request waits for its turn
 Value = TypeVar("Value")
+
+
+class Busy(Exception):
+    """There was no turn in time."""
+
+
+@contextmanager
+def turn(lock: threading.Lock, work: str) -> Iterator[None]:
+    """Hold a lock. `Busy` after PATIENCE seconds without it."""
+    if not lock.acquire(timeout=PATIENCE):
+        raise Busy(f"this machine is busy with {work} of others: ask again in a moment")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Gone(Exception):
+    """An item has no image; the text says why."""
 
 
 def has_picture(item: Item) -> bool:
@@ -43,24 +60,17 @@ def has_picture(item: Item) -> bool:
     return any(name in item for name in PLACES)
 
 
-class Gone(Exception):
-    """An item has no image; the text says why."""
-
-
 class Thumbnails:
     """Images of items that have a `path`, a `table` and row, or a `shard` and the key SHARD/KEY."""
 
     def __init__(self) -> None:
-        self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._thumbnail = lru_cache(KEPT)(lambda *item: self.of(dict(item), thumbnail_of, 2 * SIDE))
         self._rows = lru_cache(KEPT)(lambda table: read_rows(parse_source(table)))
         self._places = lru_cache(TABLES)(lambda shard: places_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` if there is none."""
         return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
-
-    def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
-        return self.of(dict(item), thumbnail_of, 2 * SIDE)
 
     def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
         """Make a value from the decoded image of an item; side: as in `decode_image`. `Gone` if there is none."""
@@ -97,9 +107,7 @@ class Thumbnails:
 
 
 def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone. `Gone`
-    for a compressed or damaged tar.
-    """
+    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2); or `Gone`."""
     found: dict[str, tuple[int, int, int]] = {}
     try:
         with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
@@ -127,7 +135,6 @@ def decoded(make: Callable[[], Value]) -> Value:
 
 
 def thumbnail_of(image: Image.Image) -> bytes:
-    """WebP of at most SIDE pixels a side; changes the image."""
     image.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
     image.save(data, "WEBP", quality=86, method=2)

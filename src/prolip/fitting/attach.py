@@ -42,13 +42,12 @@ from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: The method of our models after the fit.
-METHOD = "likelihood"
+METHOD = "likelihood"  # The method of our models after the fit
 #: Files of a model; everything else in its folder stays.
 FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
-def attach(  # noqa: PLR0913 (a model is three of them)
+def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
     model: str,
     pretrained: str | None,
     tokenizer: str | None,
@@ -57,20 +56,22 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.Embedder.load`), and write the
-    model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
-
-    The model's files are replaced in one step. A written OpenCLIP model is loaded again before that. ValueError where
-    it is read as another model, and for pairs of another model; without a fingerprint their widths are compared.
-    """
+    """Fit variances to `pairs`, embeddings of `model`, and write the model with them to `folder`, in its own format."""
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
-    check_belongs(pairs, loaded, model)
+    remedy = "embed them by this model: give --data"
+    if means_fingerprint(loaded) != pairs.model != "":
+        raise ValueError(f"the pairs were embedded by another model than {model}: {remedy}")
+    for side, batch in probes(loaded):
+        hidden = encode_with_stats(loaded.network.eval(), batch, side)
+        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.token_stats)):
+            own, width = getattr(pairs, part), 0 if x is None else x.shape[1]
+            if own is not None and own.shape[1] != width:
+                raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {model} has {width}: {remedy}")
     if is_prolip(model):
         return write_prolip(loaded.network, get_tokenizer(model, tokenizer=tokenizer), pairs, config, folder, seed)
     network: Any = loaded.network.model
     vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
-    known = vocabulary if pairs.text_ids is not None else 0
-    fitted = fit_variances(pairs, vocabulary=known, seed=seed, **config.sizes)
+    fitted = fit_variances(pairs, vocabulary=0 if pairs.text_ids is None else vocabulary, seed=seed, **config.sizes)
     with replacing_folder(folder, kept=lambda name: name not in FILES) as place:
         write_openclip(model, network, place)
         wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without its old variances
@@ -96,9 +97,8 @@ def fit_uncertainty(
 ) -> Fitted:
     """Fit variances, novelty and doubt of a trained model to images with texts, and write the model into a folder.
 
-    model, pretrained, tokenizer, options (device, precision, batch_size): as for `embed_data`; data: a data set as for
-    `prolip uncertainty --data`, or its config; output: the folder, evaluated as local-dir:FOLDER; config: sizes of the
-    fit. The model's means do not change. ValueError as `attach`.
+    model, pretrained, tokenizer, options: as for `Embedder.load`, and batch_size; data: a data set as for `prolip
+    uncertainty --data`, or its config; config: sizes of the fit. The model's means do not change.
     """
     check_place(output, model)
     config = config or FitOptions()
@@ -134,36 +134,29 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
 
 
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
-    """ValueError unless a model may be written into this folder.
-
-    written: names of its files; ours: whether it is a ProLIP; source: the folder of the original model. Refused are
-    that folder, one with a model's files from elsewhere, and one on a disk without room for the source's size.
+    """ValueError unless a model's files `written` may go into a folder; ours: a ProLIP's; source: the original's
+    folder.
     """
     read = [] if source is None else [source / name for name in FILES]
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} holds the model itself: give another folder")
-    same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
+    same = True
+    for name in CONFIG_NAMES:
+        try:
+            config = read_config(folder / name)[0] if name in written else None
+        except (CheckpointError, OSError, ValueError):
+            config = {}
+        if config is not None:
+            same &= "embed_dim" in config and ("prolip_cfg" in config or is_released(config)) is ours
     there = [name for name in FILES if (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
         what = f"files of another model ({', '.join(foreign)}), of another program or of a run"
         raise ValueError(f"{folder} holds {what}: give another folder, or delete them")
 
 
-def is_config(path: Path, ours: bool) -> bool:
-    """Whether a file is the configuration of one of our models, or else of one of OpenCLIP's."""
-    try:
-        config = read_config(path)[0]
-    except (CheckpointError, OSError, ValueError):
-        return False
-    return "embed_dim" in config and ("prolip_cfg" in config or is_released(config)) is ours
-
-
 def means_fingerprint(loaded: Loaded) -> str:
-    """32 digits of all that a model's means depend on: weights, settings, preprocessing and tokenizer.
-
-    ValueError for a method whose own layers change the means: a model with fitted variances does not have them.
-    """
+    """32 digits of all that a model's means depend on; ValueError for a method whose own layers change the means."""
     network: Any = innermost(loaded.network)
     if not isinstance(network, ProLIP):
         return model_fingerprint(*loaded._replace(network=PointModel(network)))
@@ -183,23 +176,10 @@ def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
     return [("image", blank.unsqueeze(0)), ("text", loaded.tokenizer([""]))]
 
 
-def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
-    """ValueError for pairs of another model, by fingerprint or widths."""
-    remedy = "embed them by this model: give --data"
-    if means_fingerprint(loaded) != pairs.model != "":
-        raise ValueError(f"the pairs were embedded by another model than {name}: {remedy}")
-    for side, batch in probes(loaded):
-        hidden = encode_with_stats(loaded.network.eval(), batch, side)
-        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.token_stats)):
-            own, width = getattr(pairs, part), 0 if x is None else x.shape[1]
-            if own is not None and own.shape[1] != width:
-                raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {name} has {width}: {remedy}")
-
-
 def write_prolip(  # noqa: PLR0913, PLR0917
     old: Any, tokenizer: Any, pairs: Pairs, options: FitOptions, folder: Path, seed: int
 ) -> Fitted:
-    """A model of ours: its weights, without the parts of its own method, as one of the method likelihood."""
+    """A model of ours as one of the method likelihood: its weights, without the parts of its own method."""
     if pairs.text_ids is None:
         raise ValueError("the pairs have no text_ids, which our models need: write them again with --save-pairs")
     method = find_method(METHOD)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -37,19 +38,17 @@ Tokenize = Callable[[list[str]], Tensor]
 NOVELTY = "novelty "
 
 
-class Part(NamedTuple):
-    """Embeddings of one rank. image: rows of n images, with keys; its `first` and `changed`, if there are any, are of
-    the images first_of (f,) and changed_of (c,) alone; pair p: image `image_of[p]` with the text `texts[text_of[p]]`.
-    """
+class RankPart(NamedTuple):
+    """Embeddings of one rank. Pair p: image `image_of[p]` with the text `texts[text_of[p]]`."""
 
-    keys: list[str]
-    image: Rows
+    keys: list[str]  # of n images
+    image: Rows  # their rows; `first` and `changed`, if there are any, are of some images alone
     texts: list[str]
     image_of: Tensor
     text_of: Tensor
     weight: Tensor
-    first_of: Tensor
-    changed_of: Tensor = torch.empty(0, dtype=torch.int64)
+    first_of: Tensor  # (f,), images
+    changed_of: Tensor = torch.empty(0, dtype=torch.int64)  # (c,), images
 
     def rows_of(self, name: str) -> int:
         """Number of rows of these tensors."""
@@ -57,10 +56,7 @@ class Part(NamedTuple):
 
 
 class Least:
-    """Holds the `most` images whose keys have the smallest checksums, in half precision.
-
-    With the `limit` of all ranks the sample is the same for any number of ranks.
-    """
+    """The `most` images whose keys have the smallest checksums, within the `limit` of all ranks, in half precision."""
 
     def __init__(self, most: int):
         self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
@@ -79,48 +75,37 @@ class Least:
         return [(-number, key) for number, key, _, _ in self._held]
 
     def pictures(self) -> list[tuple[str, int, Tensor]]:
-        """Return key, row and pixels of the images within the limit, by row."""
+        """Key, row and pixels of the images within the limit, by row."""
         own = [(key, row, pixels) for number, key, row, pixels in self._held if (-number, key) <= self.limit]
         return sorted(own, key=lambda x: x[1])
 
 
 def checksum(key: str) -> int:
-    """Return a key's CRC-32."""
     return crc32(key.encode("utf-8", "replace"))
 
 
-def embed_pairs(
-    embedder: Embedder,
-    fingerprint: str,
-    data: DataConfig,
-    samples: int,
-    faults: FaultCounter,
-    batch_size: int = 256,
-    changes: int = 0,
+def embed_pairs(  # noqa: PLR0913, PLR0917
+    embedder: Embedder, model: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size=256, changes=0
 ) -> Pairs:
-    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
-
-    fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
-    """
+    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too."""
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale: only contrastive models can be fitted")
-    found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
-    counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
-    held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
-    part = embed_images(counted, image, batch_size, held)
-    part = join([embed_changed(part, held, image, embedder.preprocess, batch_size)])
-    encode = lambda ids: means(embedder.encode_hidden(ids, "text"))  # noqa: E731
-    return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
-
-
-def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
-    """The same samples. ValueError, before the first is used, for fewer than LEAST pairs in all."""
-    first = list(islice(samples, LEAST))  # each has a caption or more
+    found = captioned_samples(data, embedder.preprocess, samples, faults=faults)
+    first = list(islice(found, LEAST))  # each has a caption or more
     check_enough(sum(len(sample.chances) for sample in first))
-    return chain(first, samples)
+    counted = tqdm(chain(first, found), desc="images", unit="", disable=not sys.stderr.isatty())
+
+    def encode(batch: Tensor, side: Side = "image") -> Rows:
+        return means(embedder.encode_hidden(batch, side))
+
+    held = Least(changes)
+    part = embed_images(counted, encode, batch_size, held)
+    part = join([embed_changed(part, held, encode, embedder.preprocess, batch_size)])
+    texts = partial(encode, side="text")
+    return embed_texts(part, texts, embedder.tokenizer, embedder.logit_scale, batch_size, model=model)
 
 
-def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, held: Least | None = None) -> Part:
+def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, held: Least | None = None) -> RankPart:
     """This rank's images, with their captions. held: collects images to change."""
     found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
     image_of, text_of, weight = [], [], []
@@ -139,14 +124,11 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, h
         some = chosen(keys)
         image["first"] = image["first"][some]
     images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
-    return Part(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
+    return RankPart(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
 
 
-def embed_changed(part: Part, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> Part:
-    """Add the means of the held images in every strong change to a part.
-
-    Returns the part unchanged where the preprocessing does not end in torchvision's `Normalize`.
-    """
+def embed_changed(part: RankPart, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> RankPart:
+    """Add the means of the held images in every strong change, where the preprocessing ends in a `Normalize`."""
     step = ([*getattr(preprocess, "transforms", [])] or [None])[-1]
     own = held.pictures() if isinstance(step, Normalize) else []
     if not own:
@@ -166,11 +148,10 @@ def chosen(names: Sequence[str]) -> Tensor:
     return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
-def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
+def join(parts: Sequence[RankPart], image: Rows | None = None) -> RankPart:
     """The parts of all ranks as one, in an order that does not depend on the ranks: images by key, texts by letters.
 
-    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError without any
-    image.
+    image: the rows of all parts, one part's after the other's, where they have none themselves.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:
@@ -193,7 +174,7 @@ def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
     by = {"first": some, "changed": changes.argsort()}
     image = {name: x[by.get(name, torch.tensor(order))] for name, x in image.items()}
     weight, named = torch.cat([part.weight for part in parts])[pairs], [keys[row] for row in order]
-    return Part(named, image, texts, image_of[pairs], text_of[pairs], weight, rows[some], changes.sort().values)
+    return RankPart(named, image, texts, image_of[pairs], text_of[pairs], weight, rows[some], changes.sort().values)
 
 
 def join_rows(found: Sequence[Rows]) -> Rows:
@@ -202,21 +183,24 @@ def join_rows(found: Sequence[Rows]) -> Rows:
     return {name: torch.cat([rows[name] for rows in found if name in rows]) for name in names}
 
 
-def embed_texts(
-    part: Part,
+def embed_texts(  # noqa: PLR0913, PLR0917
+    part: RankPart,
     encode: Encode,
     tokenize: Tokenize,
     scale: float,
-    batch_size: int = 512,
+    batch_size=512,
     empty: Tensor | None = None,
-    model: str = "",
+    model="",
 ) -> Pairs:
     """Embed the texts of a part: the whole pairs, with token ids. empty: the mean of the text ""; model: as `Pairs`."""
     some = chosen(part.texts)
     text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
-    image_first, text_first = part.image.get("first"), text.get("first")
-    x = part.image.get("changed")
-    changes: dict[str, Any] = {} if x is None else {"changed": x.transpose(0, 1), "changed_of": part.changed_of}
+    further: dict[str, Any] = {}
+    for side, rows, of in (("image", part.image, part.first_of), ("text", text, some)):
+        if "first" in rows:
+            further |= {f"{side}_first": rows["first"], f"{side}_first_of": of}
+    if "changed" in part.image:
+        further |= {"changed": part.image["changed"].transpose(0, 1), "changed_of": part.changed_of}
     return Pairs(
         image=part.image["mean"],
         text=text["mean"],
@@ -224,26 +208,17 @@ def embed_texts(
         text_of=part.text_of,
         weight=part.weight,
         text_ids=ids,
-        image_first=image_first,
-        image_first_of=None if image_first is None else part.first_of,
-        text_first=text_first,
-        text_first_of=None if text_first is None else some,
         scale=scale,
         empty=empty,
         image_keys=part.keys,
         text_keys=part.texts,
         model=model,
-        **changes,
+        **further,
     )
 
 
-def embed_pool(
-    part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512
-) -> UnpairedEmbeddings:
-    """This rank's share of a pool, on `device`: the images of its part, and its texts that no earlier rank has.
-
-    encode: of `pool_encoder`. All ranks must call it. ValueError on all of them for fewer than two images or texts.
-    """
+def embed_pool(part: RankPart, encode: Encode, tokenize: Tokenize, device: torch.device) -> UnpairedEmbeddings:
+    """This rank's share of a pool: its images, and its texts that no earlier rank has; all ranks must call it."""
     (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
     images, texts = image_rows.argsort(), text_rows.argsort()
     texts = texts[mine[texts]]
@@ -251,21 +226,20 @@ def embed_pool(
         if (count := sum(shares(torch.empty(count, device=device)))) < 2:
             raise ValueError(f"{count} {name}: give two or more")
     # a rank without texts takes their shapes from the empty one, and without images from texts
-    text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, batch_size)
+    text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, 512)
     text, ids = {name: x[: len(texts)] for name, x in text.items()}, ids[: len(texts)]
     image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
     found: dict[str, Any] = {"image_rows": image_rows[images], "text_rows": text_rows[texts]}
     for side, rows in (("image", image), ("text", text)):
         found[side] = Gaussian(rows["mean"].to(device), rows["log_var"].to(device))
-        nats = {name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)}
-        found[f"{side}_novelty"] = nats
+        found[f"{side}_novelty"] = {name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)}
     return UnpairedEmbeddings(keys=[part.keys[row] for row in images.tolist()], text_ids=ids, **found)
 
 
 def encode_texts(
     texts: list[str], encode: Encode, tokenize: Tokenize, batch_size: int, some: Tensor | None = None
 ) -> tuple[Rows, Tensor]:
-    """Rows and ids (M, L) of texts; some: the texts whose token statistics are kept."""
+    """Rows and ids (M, L) of texts, padded as the empty text is; some: the texts whose token statistics are kept."""
     found, ids = [], []
     for start in range(0, len(texts), batch_size):
         ids.append(tokenize(texts[start : start + batch_size]))
@@ -273,13 +247,9 @@ def encode_texts(
         if some is not None and "first" in rows:
             rows["first"] = rows["first"][some[(start <= some) & (some < start + batch_size)] - start]
         found.append(rows)
-    return join_rows(found), join_ids(ids, tokenize)
-
-
-def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
-    """Batches of token ids (N, L), padded to the longest L with the last token of the empty text."""
     longest, padding = max(x.shape[1] for x in ids), int(tokenize([""])[0, -1])
-    return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
+    padded = [torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]
+    return join_rows(found), torch.cat(padded).long()
 
 
 def means(hidden: Encoded) -> Rows:
@@ -289,11 +259,7 @@ def means(hidden: Encoded) -> Rows:
 
 
 def hidden_encoder(
-    model: Any,
-    side: Side,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    kept: Callable[[Encoded], Rows] = means,
+    model: Any, side: Side, device: torch.device, autocast: Callable = nullcontext, kept: Callable = means
 ) -> Encode:
     """`kept` of `encode_with_stats` of a model in evaluation mode, of one batch on its device, under autocast."""
 
@@ -306,11 +272,7 @@ def hidden_encoder(
 
 
 def pool_encoder(
-    model: Any,
-    side: Side,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    points: bool = False,
+    model: Any, side: Side, device: torch.device, autocast: Callable = nullcontext, points: bool = False
 ) -> Encode:
     """The same for a pool: Gaussians, and the model's novelty, if any; points: without its variances."""
     novelty = fitted_novelty(model, side)

@@ -1,6 +1,6 @@
 """What is a kind of what, by the Gaussians: entailment, traversal, HierarCaps, HierarImgs, inclusion by level."""
 
-from prolip.utils.late import late
+from prolip.utils.moved import late
 
 #: Steps from the caption nearest to an image to its root: the most inclusive caption averaged with "", or "" alone.
 STEPS, ROOTS = 50, ("included", "empty")

@@ -1,21 +1,21 @@
 """How well scores tell what is a kind of what: AUC against each sort of negative, with intervals over concepts.
 
-AUC: the chance that a true pair scores higher than a negative (Mann-Whitney), ties count half. A draw of the bootstrap
-takes as many concepts as there are, with replacement; a pair counts as often as the concepts of its inner were drawn.
+A draw takes as many concepts as there are, with replacement; a pair counts as often as those of its inner were drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic
-from prolip.hierarchy.scores import SCORES, Items, Scored
+from prolip.hierarchy.scores import SCORES, Items, KindScore
 
 #: Numbers that a block of draws may hold for all pairs.
 ELEMENTS = 1 << 22
@@ -27,21 +27,16 @@ TITLES = {"texts": "Is text A a kind of text B?", "images": "Is text B true of i
 
 @dataclass(frozen=True)
 class KindPairs:
-    """P pairs (inner, outer) of which the first is a kind of the second, each with negatives.
+    """P pairs (inner, outer) of which the first is a kind of the second, each with negatives."""
 
-    inner, outer: (P,) rows; random, sibling: (P,) rows in the outer's place, -1 where there is none; levels: (P, 2) of
-    inner and outer as indices into `names`; shares: (P, K), how the pair is spread over the concepts of its inner, rows
-    of sum 1: intervals draw concepts. found: true pairs before any sampling.
-    """
-
-    inner: np.ndarray
+    inner: np.ndarray  # (P,) rows, and so are the next
     outer: np.ndarray
-    random: np.ndarray
+    random: np.ndarray  # in the outer's place, -1 where there is none
     sibling: np.ndarray
-    levels: np.ndarray
+    levels: np.ndarray  # (P, 2), of inner and outer as indices into `names`
     names: tuple[str, ...]
-    shares: csr_matrix
-    found: int
+    shares: csr_matrix  # (P, K), how a pair is spread over the concepts of its inner, rows of sum 1
+    found: int  # true pairs before any sampling
     negatives: tuple[str, ...] = ("random", "reversed", "sibling")
 
     def __len__(self) -> int:
@@ -53,15 +48,8 @@ class KindPairs:
         return int((self.sibling >= 0).sum())
 
 
-class Tested(NamedTuple):
-    """Scores of the pairs of one relation by one score: positive (P,), and by negative (P,) with NaN where none is."""
-
-    positive: np.ndarray
-    negative: dict[str, np.ndarray]
-
-
 class Entailment(NamedTuple):
-    """The AUCs of one model with their intervals, and as functions of the draws; by_level: as `level_means`."""
+    """The AUCs of one model with their intervals, as functions of the draws, and of each two levels by name."""
 
     model: str
     auc: dict[Key, Interval]
@@ -79,7 +67,7 @@ class Entailment(NamedTuple):
 
 def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     model: str,
-    scores: Mapping[str, Scored],
+    scores: Mapping[str, KindScore],
     text: Items,
     image: Items,
     pairs: Mapping[str, KindPairs],
@@ -88,36 +76,39 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     """AUCs of embeddings; pairs: by relation, `images` between rows of image and text, others between texts."""
     statistics: dict[Key, Statistic] = {}
     by_level: dict[Key, float] = {}
-    for relation, found in pairs.items():
+    for (relation, found), (name, score) in product(pairs.items(), scores.items()):
         inner = image if relation == "images" else text
-        for name, score in scores.items():
-            test = score_pairs(score, inner, text, found)
-            for kind, negative in test.negative.items():
-                statistics[relation, name, kind] = auc_of(test.positive, negative, found.shares)
-            every = [(1 / len(found.negatives), statistics[relation, name, kind]) for kind in found.negatives]
-            statistics[relation, name, "mean"] = bootstrap.combine(every)
-            by_level |= {(relation, name, levels): value for levels, value in level_means(test, found).items()}
+        places = {
+            "random": (inner, found.inner, text, found.random),
+            "reversed": (text, found.outer, inner, found.inner),
+            "sibling": (inner, found.inner, text, found.sibling),
+        }
+        positive = scores_of_rows(score, inner, found.inner, text, found.outer)
+        negatives = {kind: scores_of_rows(score, *places[kind]) for kind in found.negatives}
+        for kind, negative in negatives.items():
+            statistics[relation, name, kind] = auc_of(positive, negative, found.shares)
+        every = [(1 / len(negatives), statistics[relation, name, kind]) for kind in negatives]
+        statistics[relation, name, "mean"] = bootstrap.combine(every)
+        for low, high in np.unique(found.levels, axis=0):
+            rows = np.flatnonzero((found.levels == (low, high)).all(1))
+            values = [
+                auc_of(positive[rows], negative[rows], found.shares[rows]).value for negative in negatives.values()
+            ]
+            known = [value for value in values if not np.isnan(value)]
+            levels = f"{found.names[low]} in {found.names[high]}"
+            by_level[relation, name, levels] = float(np.mean(known)) if known else float("nan")
     intervals = bootstrap.intervals({"/".join(key): statistic for key, statistic in statistics.items()}, draws)
     return Entailment(model, {key: intervals["/".join(key)] for key in statistics}, statistics, by_level)
 
 
-def score_pairs(score: Scored, inner: Items, outer: Items, pairs: KindPairs) -> Tested:
-    """A score of the true pairs and of their negatives."""
-
-    def of(a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
-        kept = np.flatnonzero((rows >= 0) & (others >= 0))
-        out = np.full(len(rows), np.nan)
-        for part in np.split(kept, range(BLOCK, len(kept), BLOCK)):
-            if len(part):
-                out[part] = score.pairs(a.select(rows[part]), b.select(others[part])).double().numpy()
-        return out
-
-    others = {
-        "random": (inner, pairs.inner, outer, pairs.random),
-        "reversed": (outer, pairs.outer, inner, pairs.inner),
-        "sibling": (inner, pairs.inner, outer, pairs.sibling),
-    }
-    return Tested(of(inner, pairs.inner, outer, pairs.outer), {name: of(*others[name]) for name in pairs.negatives})
+def scores_of_rows(score: KindScore, a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
+    """A score of pairs of rows (P,), NaN where either is -1."""
+    kept = np.flatnonzero((rows >= 0) & (others >= 0))
+    out = np.full(len(rows), np.nan)
+    for part in np.split(kept, range(BLOCK, len(kept), BLOCK)):
+        if len(part):
+            out[part] = score.pairs(a.select(rows[part]), b.select(others[part])).double().numpy()
+    return out
 
 
 def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> Statistic:
@@ -143,30 +134,13 @@ def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> St
     return Statistic({"concepts": size}, estimate)
 
 
-def level_means(test: Tested, pairs: KindPairs) -> dict[str, float]:
-    """The mean AUC over negatives of each two levels, `name in group`, without intervals."""
-    out = {}
-    for low, high in np.unique(pairs.levels, axis=0):
-        rows = np.flatnonzero((pairs.levels == (low, high)).all(1))
-        values = [auc_of(test.positive[rows], x[rows], pairs.shares[rows]).value for x in test.negative.values()]
-        known = [value for value in values if not np.isnan(value)]
-        out[f"{pairs.names[low]} in {pairs.names[high]}"] = float(np.mean(known)) if known else float("nan")
-    return out
-
-
-class Compared(NamedTuple):
-    """A model's best score by the mean AUC of a relation, and how far it is above another on the same draws."""
-
-    score: str
-    other: str
-    difference: Interval
-
-
-def compare(first: Entailment, second: Entailment, relation: str, other: str = "", draws: int = 500) -> Compared:
-    """The best score of `first` minus the score `other` of `second`, or its best one where none is named."""
+def compare(
+    first: Entailment, second: Entailment, relation: str, other: str = "", draws: int = 500
+) -> tuple[str, str, Interval]:
+    """The best score of `first`, the score `other` or the best of `second`, and the difference on the same draws."""
     best, against = first.best(relation), other or second.best(relation)
     ours, theirs = first.statistics[relation, best, "mean"], second.statistics[relation, against, "mean"]
-    return Compared(best, against, bootstrap.paired({"mean": theirs}, {"mean": ours}, draws)["mean"])
+    return best, against, bootstrap.paired({"mean": theirs}, {"mean": ours}, draws)["mean"]
 
 
 def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPairs], draws: int = 500) -> str:
@@ -195,17 +169,3 @@ def short(model: str) -> str:
     """The name of a model in a column: of a run's folder, the run's."""
     parts = [part for part in model.removeprefix("local-dir:").split("/") if part not in ("", "model")]
     return (parts[-1] if parts else model)[-27:]
-
-
-def as_json(results: Sequence[Entailment], pairs: Mapping[str, KindPairs]) -> dict[str, Any]:
-    """All AUCs, JSON values."""
-    used = {name: {"used": len(x), "found": x.found, "with_sibling": x.with_sibling} for name, x in pairs.items()}
-    models = [
-        {
-            "model": result.model,
-            "auc": {"/".join(key): list(value) for key, value in result.auc.items()},
-            "by_level": {"/".join(key): value for key, value in result.by_level.items()},
-        }
-        for result in results
-    ]
-    return {"pairs": used, "models": models}

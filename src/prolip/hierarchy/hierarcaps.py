@@ -1,7 +1,7 @@
 """HierarCaps (Alper and Averbuch-Elor, ECCV 2024): captions of COCO images at several levels, by two protocols.
 
-The file is a CSV `id,captions,image_url`, levels general to specific joined by `=>`. ProLIP's protocol and the
-benchmark's own measure different things under like names, so their metrics are `paper/...` and `benchmark/...`.
+The CSV has `id,captions,image_url`, captions general to specific joined by `=>`. The protocols measure different things
+under like names: `paper/...` is ProLIP's, `benchmark/...` the benchmark's own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from tqdm import tqdm
 
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
-from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
+from prolip.hierarchy import STEPS
+from prolip.hierarchy.traversal import Traversal
 
 #: Images that are embedded at a time.
 BATCH = 64
@@ -53,20 +54,15 @@ class HierarCaps:
         place = {text: i for i, text in enumerate(self.texts)}
         return np.array([[place[text] for text in chain] for chain in self.chains])
 
-    @cached_property
-    def distinct_images(self) -> tuple[str, ...]:
-        """M names, in order of appearance."""
-        return tuple(dict.fromkeys(self.images))
-
-    @cached_property
+    @property
     def image_of(self) -> np.ndarray:
-        """(N,) index into `distinct_images`."""
-        place = {name: i for i, name in enumerate(self.distinct_images)}
+        """(N,) index into the distinct images, in order of appearance."""
+        place = {name: i for i, name in enumerate(dict.fromkeys(self.images))}
         return np.array([place[name] for name in self.images])
 
     def files(self, folder: str | Path) -> list[Path]:
         """The image files, M, in a folder. FileNotFoundError naming the first that is not there."""
-        paths = [Path(folder) / name for name in self.distinct_images]
+        paths = [Path(folder) / name for name in dict.fromkeys(self.images)]
         if missing := [path for path in paths if not path.is_file()]:
             some = f"{len(missing)} of {len(paths)} images are not in {folder}, such as {missing[0].name}"
             raise FileNotFoundError(f"{some}: download COCO's val2014.zip, unpack it and give its folder")
@@ -106,10 +102,9 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
 def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
     """ProLIP's metrics (table 2), a row of the CSV against the captions met from its image; found: of the M images.
 
-    paper/precision: share of the distinct captions met that are the row's own; paper/recall: share of the row's own
-    that are met; paper/any_hit: whether any is; paper/root_recall: whether the caption nearest to the root is one of
-    the row's; paper/root_level0: whether it is the most general one. Means over rows. The paper does not say which of
-    recall and any_hit its R@1 is.
+    paper/precision: share of the distinct captions met that are the row's own; recall: share of the row's own that are
+    met; any_hit: whether any is; root_recall, root_level0: whether the caption nearest to the root is one of the row's,
+    or the most general one. Means over rows. The paper does not say which of recall and any_hit its R@1 is.
     """
     root = found.met[:, -1].tolist()
     met = [set(row) for row in found.met.tolist()]
@@ -126,11 +121,10 @@ def benchmark_metrics(
 ) -> dict[str, float]:
     """The metrics of the benchmark's authors; image (M, D), text (T, D), empty (1, D), means alone.
 
-    Radius of a caption: |m - r|, r the mean of "". `steps` thresholds go from the least radius to the greatest; at
-    each the caption nearest to the image is taken of those within. benchmark/precision: share of the distinct captions
-    so taken that any row of the image has; benchmark/recall: share of the levels of which a caption of any row was
-    taken; both are means over images. benchmark/d_corr: Kendall's tau of a row's radii with its levels, mean over rows.
-    benchmark/d_corr_trace: the same of -trace, where captions have an extent, expected over the orders of equal traces.
+    At `steps` thresholds of the radius |m - r|, r the mean of "", the caption nearest to the image is taken of those
+    within. benchmark/precision: share of the captions taken that any row of the image has; recall: share of the levels
+    of which one was taken; means over images. d_corr: Kendall's tau of a row's radii with its levels, mean over rows;
+    d_corr_trace: the same of -trace, where captions have an extent, expected over the orders of equal traces.
     """
     radius = (text.mean - empty.mean).norm(dim=1)
     scores = image.mean @ text.mean.mT
@@ -140,17 +134,17 @@ def benchmark_metrics(
         inside |= radius == radius.min()  # the first threshold may be rounded below it
         taken.append(scores.masked_fill(~inside, -torch.inf).argmax(1))
     chosen = torch.stack(taken, 1).tolist()
-    precision, recall = [], []
+    precision, recall, image_of = [], [], data.image_of
     for i, row in enumerate(chosen):
-        own = data.rows[data.image_of == i]
+        own = data.rows[image_of == i]
         seen, truth = set(row), set(own.flatten().tolist())
         precision.append(len(seen & truth) / len(seen))
         recall.append(np.mean([bool(seen & set(level)) for level in own.T.tolist()]))
-    out = {
-        "benchmark/precision": float(np.mean(precision)),
-        "benchmark/recall": float(np.mean(recall)),
-        "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows]),
-    }
+    radii = radius.numpy()[data.rows]
+    order, levels = np.argsort(radii, axis=1, kind="stable"), np.arange(data.levels)  # of equal radii the more general
+    taus = [kendalltau(row, levels).statistic for row in order]
+    means: dict[str, Sequence[Any]] = {"precision": precision, "recall": recall, "d_corr": taus}
+    out = {f"benchmark/{name}": float(np.mean(values)) for name, values in means.items()}
     if not bool(text.log_var.isneginf().any()):
         general, specific = np.triu_indices(data.levels, 1)
         trace = text.trace.numpy()[data.rows]
@@ -158,43 +152,6 @@ def benchmark_metrics(
     return out
 
 
-def depth_correlation(values: np.ndarray) -> float:
-    """Mean over rows of Kendall's tau between values (N, L) and their levels 0 ... L - 1.
-
-    Ranks are those of a stable sort, as the benchmark's: of equal values the more general one comes first.
-    """
-    order = np.argsort(values, axis=1, kind="stable")
-    levels = np.arange(values.shape[1])
-    return float(np.mean([kendalltau(row, levels).statistic for row in order]))
-
-
-def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
-    data: HierarCaps,
-    files: Sequence[Path],
-    embedder: Embedder,
-    steps: int = STEPS,
-    inclusion: str | Pairwise = INCLUSIONS[0],
-    progress: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Metrics of both protocols by root; files: `data.files(...)`. A model of points has the empty root only."""
-    image = embed_files(embedder, files, progress)
-    text, empty = embedder.embed_texts(data.texts), embedder.embed_texts([""])
-    metrics = {}
-    for root in ROOTS if embedder.probabilistic else ("empty",):
-        metrics[root] = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
-    return metrics | {"empty": metrics["empty"] | benchmark_metrics(data, image, text, empty, steps)}
-
-
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
     """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
     return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
-
-
-def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:
-    """Metrics of several models or roots, a column each."""
-    keys = list(dict.fromkeys(key for _, metrics in named for key in metrics))
-    lines = [f"{'':<26}" + "".join(f"{name:>24}" for name, _ in named)]
-    for key in keys:
-        cells = (f"{metrics[key]:.4f}" if key in metrics else "-" for _, metrics in named)
-        lines.append(f"{key:<26}" + "".join(f"{cell:>24}" for cell in cells))
-    return "\n".join(lines)

@@ -1,15 +1,14 @@
-"""HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments; built once, read as a folder.
+"""HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments.
 
-FOLDER/000000000139/level0.png   the largest segment on a blank canvas
-                    level1.png   with the second largest pasted, and so on
-                    level3.jpg   the original
+FOLDER/ID/level0.png is the largest segment on a blank canvas, level1.png with the second pasted, level3.jpg the
+original.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,20 +30,16 @@ BLANK = (255, 255, 255)
 WANTED = "give COCO's annotations/instances_val2017.json and the folder of its images, val2017"
 
 
-class Chosen(NamedTuple):
-    """An image and the segmentations of its largest segments, largest first; size: (height, width)."""
+class Segmented(NamedTuple):
+    """An image and the segmentations of its largest segments, largest first."""
 
     file: str
-    size: tuple[int, int]
+    size: tuple[int, int]  # (height, width)
     segments: tuple[Any, ...]
 
 
-def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) -> list[Chosen]:
-    """The images of which every segment is larger than `least` pixels and that have `segments` of them.
-
-    Sizes are the annotations' `area`, which COCO counts in pixels. FileNotFoundError, and ValueError for what is no
-    file of instances.
-    """
+def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) -> list[Segmented]:
+    """The images with `segments` segments or more, all larger than `least` pixels (COCO's `area`)."""
     path = Path(instances)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
@@ -62,7 +57,7 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
             file, *size = (images[key][name] for name in ("file_name", "height", "width"))
             if not isinstance(file, str):
                 raise TypeError(f"file_name {file!r} is no text")
-            found.append(Chosen(file, (size[0], size[1]), tuple(a["segmentation"] for a in largest)))
+            found.append(Segmented(file, (size[0], size[1]), tuple(a["segmentation"] for a in largest)))
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
@@ -72,22 +67,19 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
     """A segmentation of COCO as pixels, (height, width) bool, by pycocotools, which the annotations were made with.
 
-    A list of polygons [x0, y0, x1, y1, ...], or run lengths {"counts", "size"} in columns, background first, as a list
-    or as COCO's text of them. ValueError for anything else.
+    A list of polygons, or run lengths {"counts", "size"} as a list or as COCO's text of them. ValueError for others.
     """
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
-        counts = segmentation["counts"]
+        counts, given = segmentation["counts"], list(segmentation.get("size", size))
         encoded = {"counts": counts, "size": [height, width]}
-        if list(segmentation.get("size", size)) != encoded["size"]:
-            raise ValueError(f"run lengths of size {segmentation['size']} for an image of {encoded['size']}")
         if isinstance(counts, str):
             fits = mask.encode(mask.decode(encoded))["counts"] == counts.encode()  # pycocotools takes too few pixels
         else:
             runs = np.array(counts)
             fits = runs.dtype.kind in "iu" and runs.min() >= 0 and runs.sum() == height * width
-        if not fits:
-            raise ValueError(f"run lengths {shown(counts)} do not cover an image of {encoded['size']}")
+        if not fits or given != encoded["size"]:
+            raise ValueError(f"run lengths {shown(counts)} of size {given} do not cover an image of {encoded['size']}")
         encoded = encoded if isinstance(counts, str) else mask.frPyObjects(encoded, height, width)
     elif isinstance(segmentation, list) and segmentation:
         encoded = mask.merge(mask.frPyObjects([polygon_of(one, size) for one in segmentation], height, width))
@@ -97,36 +89,21 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
-    """One polygon, [x0, y0, x1, y1, ...]. ValueError for others, and for points far from the image, where pycocotools
-    writes beyond its memory.
-    """
+    """[x0, y0, x1, ...]. ValueError for others, and points far out, where pycocotools writes beyond its memory."""
     x = np.array(numbers)
     if x.ndim != 1 or x.dtype.kind not in "iuf" or len(x) < 6 or len(x) % 2 or not (np.abs(x) <= 2 * max(size)).all():
-        raise ValueError(
-            f"a polygon is a list [x0, y0, ...] of three points or more near the image, got {shown(numbers)}"
-        )
+        wanted = "a list [x0, y0, ...] of three points or more near the image"
+        raise ValueError(f"a polygon is {wanted}, got {shown(numbers)}")
     return x.astype(float).tolist()
-
-
-def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Image]:
-    """Levels of an RGB image but the last, which it is itself: segments pasted on white one by one, largest first."""
-    pixels = np.asarray(image)
-    canvas = np.empty_like(pixels)
-    canvas[...] = BLANK
-    out = []
-    for segment in masks:
-        canvas[segment] = pixels[segment]
-        out.append(Image.fromarray(canvas.copy()))
-    return out
 
 
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of all chosen images below a folder, in the place of a former build; how many images there are.
+    """Write the levels of all chosen images, or the first `most`, in the place of a former build; returns their number.
 
-    most: only so many. FileNotFoundError for an image that is not there, ValueError where none can be chosen, and for a
-    folder with anything else.
+    FileNotFoundError for an image that is not there, ValueError where none can be chosen, and for a folder of other
+    files.
     """
     check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
@@ -146,23 +123,23 @@ def build(
             if (image.height, image.width) != one.size:
                 sizes = f"{image.width} x {image.height} and {one.size[1]} x {one.size[0]} in {instances}"
                 raise ValueError(f"{source} is {sizes}: {WANTED}")
-            try:
-                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
-            except ValueError as error:
-                raise ValueError(f"{instances}: {one.file}: {error}") from error
             (place / source.stem).mkdir()
-            for level, picture in enumerate(pictures):
-                picture.save(place / source.stem / f"level{level}.png")
-            shutil.copyfile(source, place / source.stem / f"level{len(pictures)}{source.suffix}")
+            pixels = np.asarray(image)
+            canvas = np.full_like(pixels, BLANK)
+            for level, segmentation in enumerate(one.segments):
+                try:
+                    segment = mask_of(segmentation, one.size)
+                except ValueError as error:
+                    raise ValueError(f"{instances}: {one.file}: {error}") from error
+                canvas[segment] = pixels[segment]
+                Image.fromarray(canvas).save(place / source.stem / f"level{level}.png")
+            shutil.copyfile(source, place / source.stem / f"level{len(one.segments)}{source.suffix}")
         (place / MARK).write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
     return len(chosen)
 
 
 def read_levels(folder: str | Path) -> list[list[Path]]:
-    """The files of each image of a folder that `build` wrote, level 0 first; all have the same number of levels.
-
-    ValueError for a folder that holds none.
-    """
+    """The files of each image of a folder that `build` wrote, level 0 first. ValueError for a folder without."""
     places = (place for place in sorted(Path(folder).glob("*")) if place.is_dir())
     found = [sorted(place.glob("level*"), key=lambda path: int(path.stem[5:])) for place in places]
     found = [files for files in found if files]

@@ -49,8 +49,7 @@ class LevelTraces(NamedTuple):
 def inclusion_of_levels(levels: Sequence[Gaussian]) -> list[Inclusion]:
     """H(original in level i) for every level but the last, which is the original: L Gaussians (N, D).
 
-    H is log_inclusion(original, i) - log_inclusion(i, original) at eps = 0. ValueError for fewer than two levels and
-    for points, which include nothing.
+    H is log_inclusion(original, i) - log_inclusion(i, original) at eps = 0. ValueError for one level, and for points.
     """
     if len(levels) < 2:
         raise ValueError(f"{len(levels)} levels: give two or more, the original last")
@@ -64,19 +63,6 @@ def traces_by_level(levels: Sequence[np.ndarray]) -> LevelTraces:
     return LevelTraces(np.stack(levels, 1))
 
 
-def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: str) -> str:
-    """What the figures show, as a person reads it."""
-    lines = [
-        f"{what}: {len(traces.values):,} chains; mean uncertainty by level, general to specific: "
-        + ", ".join(f"{x:.4g}" for x in traces.values.mean(0))
-        + f"; Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"
-    ]
-    for x in inclusions:
-        lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
-    return "\n".join(lines)
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 @styled
 def plot_traces(traces: LevelTraces, what: str) -> Figure:
     """Uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
@@ -94,10 +80,7 @@ def plot_traces(traces: LevelTraces, what: str) -> Figure:
 
 @styled
 def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarray] = ()) -> Figure:
-    """Histograms of H(original in level i) with the share above 0, ProLIP figure 8, a panel for each level.
-
-    examples: the pixels of an image of each of these levels, shown above.
-    """
+    """Histograms of H(original in level i), ProLIP figure 8; examples: pixels of an image of each of these levels."""
     count, heights = len(inclusions), ((1.4, 3.2) if len(examples) else (3.2,))
     figure = Figure(figsize=(3.2 * count, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), count, height_ratios=heights)
@@ -113,10 +96,8 @@ def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarra
     form: Any = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0.4}
     for ax, inclusion in zip(axes, inclusions):
         h = inclusion.h.clip(edges[0], edges[-1])
-        for part, (colour, _, _), label, hatch in (
-            (h[h > 0], LOOKS[0], "included", ""),
-            (h[h <= 0], LOOKS[1], "not", "//"),
-        ):
+        sides = (h[h > 0], LOOKS[0], "included", ""), (h[h <= 0], LOOKS[1], "not", "//")
+        for part, (colour, _, _), label, hatch in sides:
             share = np.full(len(part), 1 / len(h))
             ax.hist(part, list(edges), weights=share, color=colour, label=label, hatch=hatch, **form)
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
@@ -155,14 +136,17 @@ def plot_differences(traces: LevelTraces, what: str) -> Figure:
 
 
 def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | Path) -> str:
-    """Write the figures of images or texts at levels, general to specific; returns their numbers as text.
-
-    what: image or text, as files begin.
-    """
-    traces = traces_by_level([score.uncertainty(of_level).numpy() for of_level in z])
+    """Write the figures of images or texts (`what`) at levels, general to specific; returns their numbers as text."""
     inclusions = inclusion_of_levels(z)
+    traces = traces_by_level([score.uncertainty(of_level).numpy() for of_level in z])
     write(plot_traces(traces, f"{what}s"), folder, f"{what}_traces")
     if what == "image":
         write(plot_differences(traces, "images"), folder, "image_differences")
     write(plot_inclusion(inclusions), folder, f"{what}_inclusion")
-    return format_levels(inclusions, traces, f"{what}s")
+    values = traces.values
+    means = ", ".join(f"{x:.4g}" for x in values.mean(0))
+    order = f"Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"
+    lines = [f"{what}s: {len(values):,} chains; mean uncertainty by level, general to specific: {means}; {order}"]
+    for x in inclusions:
+        lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
+    return "\n".join(lines)

@@ -22,14 +22,12 @@ ROWS = 1024
 
 
 class Items(NamedTuple):
-    """Inputs of either side. z: (N, D); seen: (N, D), a times the mean of the images that an input speaks of, of an
-    image itself; nats: (N,), what it leaves open; radius: (N,), the distance of its mean from that of "".
-    """
+    """Inputs of either side."""
 
-    z: Gaussian
-    seen: Tensor
-    nats: Tensor
-    radius: Tensor
+    z: Gaussian  # (N, D)
+    seen: Tensor  # (N, D), a times the mean of the images that an input speaks of, of an image itself
+    nats: Tensor  # (N,), what an input leaves open
+    radius: Tensor  # (N,), the distance of its mean from that of ""
     score: Score
 
     def select(self, rows: np.ndarray | Tensor) -> Items:
@@ -38,8 +36,8 @@ class Items(NamedTuple):
         return Items(self.z.select(rows), self.seen[rows], self.nats[rows], self.radius[rows], self.score)
 
 
-class Scored(NamedTuple):
-    """A score: its function of pairs of rows, (N,), (N,) -> (N,), what it is in words, whether it needs variances."""
+class KindScore(NamedTuple):
+    """A score of pairs of rows: (N,), (N,) -> (N,)."""
 
     pairs: Callable[[Items, Items], Tensor]
     words: str
@@ -92,21 +90,21 @@ def _measure(name: str) -> Callable[[Items, Items], Tensor]:
     return lambda a, b: sign * measure.paired(a.z, b.z)
 
 
-SCORES: dict[str, Scored] = {
-    "cosine": Scored(cosine, "similarity of the means", False),
-    "root": Scored(root, 'distance to ""', False),
-    "seen": Scored(seen, "B said of A's images", False),
-    "seen_root": Scored(seen_root, 'the same, and B nearer to ""', False),
-    "own": Scored(own, "the model's score, A as an image", False),
-    "elk": Scored(_measure("elk"), "elk", True),
-    "log_inclusion": Scored(_measure("log_inclusion"), "log inclusion of A in B", True),
-    "inclusion_test": Scored(_measure("inclusion_test"), "inclusion test H", True),
-    "trace": Scored(trace, "difference of traces", True),
-    "seen_trace": Scored(seen_trace, "ours: said of A's images, B leaves more open", True),
+SCORES: dict[str, KindScore] = {
+    "cosine": KindScore(cosine, "similarity of the means", False),
+    "root": KindScore(root, 'distance to ""', False),
+    "seen": KindScore(seen, "B said of A's images", False),
+    "seen_root": KindScore(seen_root, 'the same, and B nearer to ""', False),
+    "own": KindScore(own, "the model's score, A as an image", False),
+    "elk": KindScore(_measure("elk"), "elk", True),
+    "log_inclusion": KindScore(_measure("log_inclusion"), "log inclusion of A in B", True),
+    "inclusion_test": KindScore(_measure("inclusion_test"), "inclusion test H", True),
+    "trace": KindScore(trace, "difference of traces", True),
+    "seen_trace": KindScore(seen_trace, "ours: said of A's images, B leaves more open", True),
 }
 
 
-def scores_of(card: ModelCard | Embedder) -> dict[str, Scored]:
+def scores_of(card: ModelCard | Embedder) -> dict[str, KindScore]:
     """The scores of a model: of points only some, and its own where that is a product of factors."""
     score = card.scored_by()
     nothing = Gaussian(torch.zeros(1, 1), torch.zeros(1, 1))
@@ -118,9 +116,9 @@ def scores_of(card: ModelCard | Embedder) -> dict[str, Scored]:
 def items_of(card: ModelCard | Embedder, z: Gaussian, empty: Gaussian, images: Gaussian | None = None) -> Items:
     """Inputs (N, D), with the embedding of "" (1, D): texts, given `images` (M, D) to find what they speak of.
 
-    The images need no labels. A text speaks of image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in
-    (N, D) memory; without `images` the inputs are images and speak of themselves. A unit of trace is a nat where the
-    model's method has units, elsewhere 2/a is taken for one. ValueError for a model without a logit scale.
+    A text speaks of image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in (N, D) memory; without `images`
+    the inputs are images and speak of themselves. A unit of trace is a nat where the model's method has units,
+    elsewhere 2/a. ValueError for a model without a logit scale.
     """
     scale = card.logit_scale
     if scale is None:

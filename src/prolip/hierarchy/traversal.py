@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,17 +21,12 @@ ELEMENTS = 1 << 24
 
 
 class Traversal(NamedTuple):
-    """N traversals over T captions.
+    """N traversals over T captions."""
 
-    nearest: (N,) caption nearest to the image; root_caption: (N,) caption that includes the image most, -1 where the
-    root is "" alone; root: (N, D) unit vectors; met: (N, steps) caption nearest at each step, the last nearest to the
-    root.
-    """
-
-    nearest: Tensor
-    root_caption: Tensor
-    root: Tensor
-    met: Tensor
+    nearest: Tensor  # (N,), the caption nearest to the image
+    root_caption: Tensor  # (N,), the caption that includes the image most, -1 where the root is "" alone
+    root: Tensor  # (N, D), unit vectors
+    met: Tensor  # (N, steps), the caption nearest at each step, the last nearest to the root
 
     def path(self, row: int) -> list[int]:
         """The captions met by one traversal, runs of the same one taken together."""
@@ -48,22 +43,18 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
 ) -> Traversal:
     """Traverse from every image to its root, image (N, D), text (T, D) the captions, empty (1, D) the text "".
 
-    The path is (1 - s) m_caption + s m_root, s in `steps` equal steps from 0 to 1; nearest is by the cosine of the
-    means, as a point between two captions has no variance. Similarities of the path are mixed from those of its ends,
-    so a step costs N T. root="included": the caption that includes the image most by `inclusion` at eps = 0 (one-sided
-    by default; ProLIP (3)), or by any scores of all pairs, larger is more inclusive; its mean averaged with that of ""
-    and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for an unknown root or measure, fewer
-    than 2 steps, and Gaussians of no extent with a measure.
+    The path is (1 - s) m_caption + s m_root, s in `steps` equal steps; nearest is by the cosine of the means.
+    Similarities are mixed from those of the ends, so a step costs N T. root="included": the mean of the caption that
+    includes the image most by `inclusion` at eps = 0 (one-sided by default; ProLIP (3)) or by any scores of all pairs,
+    averaged with that of "" and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for unknown
+    names, fewer than 2 steps, and points with a measure.
     """
-    if root not in ROOTS:
-        raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
-    if isinstance(inclusion, str) and inclusion not in INCLUSIONS:
-        raise ValueError(f"inclusion {inclusion!r} is unknown: use one of {', '.join(INCLUSIONS)}")
+    for name, given, known in ("root", root, ROOTS), ("inclusion", inclusion, INCLUSIONS):
+        if isinstance(given, str) and given not in known:
+            raise ValueError(f"{name} {given!r} is unknown: use one of {', '.join(known)}")
     includes = MEASURES[inclusion] if isinstance(inclusion, str) else inclusion
-    if steps < 2:
-        raise ValueError(f"{steps} steps: give 2 or more, the caption and the root")
-    if not len(text.mean):
-        raise ValueError("no caption to meet: give at least one")
+    if steps < 2 or not len(text.mean):
+        raise ValueError(f"{steps} steps, {len(text.mean)} captions: give 2 steps or more, and a caption to meet")
     measured = root == "included" and isinstance(inclusion, str)
     if measured and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
         raise ValueError("these embeddings are points, which include nothing: use root='empty'")
@@ -84,9 +75,3 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         met = torch.stack([torch.lerp(start, last, s).argmax(1) for s in share], 1)
         parts.append(Traversal(nearest, chosen, ends, met))
     return Traversal(*(torch.cat(found) for found in zip(*parts)))
-
-
-def format_paths(keys: Sequence[str], texts: Sequence[str], found: Traversal, width: int = 40) -> str:
-    """One line for each image: its key, then the captions from specific to general."""
-    paths = (" → ".join(texts[i] or '""' for i in found.path(row)) for row in range(len(keys)))
-    return "\n".join(f"{key[:width]:<{width}}  {path}" for key, path in zip(keys, paths))

@@ -1,8 +1,4 @@
-"""A trained model with its card, in a folder or on the hub; `local-dir:` and `hf-hub:` load it again.
-
-The card has facts alone: the model, the figures of its run, its data and their licences, and its traces. Every value is
-escaped, unless it is `Markdown`.
-"""
+"""A trained model with its card of facts, in a folder or on the hub; each value is escaped, unless it is `Markdown`."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,8 +48,7 @@ class ModelFolder:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class CardInfo:
+class CardInfo(NamedTuple):
     """Facts that no file holds. name: of the model; licence: its own; data_licence: of its training data."""
 
     name: str
@@ -62,23 +57,17 @@ class CardInfo:
 
 
 def find_source(place: str, evaluation: str | None = None) -> ModelFolder:
-    """A run's folder, or a model's. evaluation: a JSON of figures, instead of the run's eval.json.
-
-    FileNotFoundError for another folder, ValueError for a file that is no JSON or holds something else. Addresses come
-    without secrets.
-    """
+    """A run's folder, or a model's, without secrets. evaluation: a JSON of figures, instead of the run's eval.json."""
     folder = Path(place.removeprefix("local-dir:"))
     run = next((place for place in (folder, folder.absolute().parent) if is_run(place)), None)
-    found = ModelFolder(folder / "model" if run == folder else folder)
-    config_file(f"local-dir:{found.folder}")  # or it says what is there instead
+    own = folder / "model" if run == folder else folder
+    config_file(f"local-dir:{own}")  # or it says what is there instead
     if evaluation and not Path(evaluation).is_file():
         raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
-    if run:
-        found = replace(found, config=check_config(redacted(read_json(run / "config.json")), run / "config.json"))
-    metrics = Path(evaluation) if evaluation else run and run / "eval.json"
-    if metrics and metrics.is_file():
-        found = replace(found, metrics=check_metrics(redacted(read_json(metrics)), metrics))
-    return found
+    config = check_config(redacted(read_json(run / "config.json")), run / "config.json") if run else {}
+    file = Path(evaluation) if evaluation else (run or own) / "eval.json"
+    read = file.is_file() and bool(evaluation or run)
+    return ModelFolder(own, config, check_metrics(redacted(read_json(file)), file) if read else {})
 
 
 def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
@@ -107,7 +96,7 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
         units=units,
         readings=readings(units, source.metrics) if units else [],
         trained=trained_on(source),
-        shards=licences([source.config.get("data", {}).get("train_data")]),
+        shards=licences(source.config.get("data", {}).get("train_data") or ""),
         limits=limits(source, embedder),
     )
     task, data = "zero-shot-image-classification", plain(tested) or "not recorded"
@@ -157,11 +146,9 @@ def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
     found, tested, metrics = [], tested_on(source), source.metrics
     if tested:
         found.append(f"It was measured on {markdown(tested)} alone. Of other pictures and texts nothing is known.")
-    if isinstance(wrong := metrics.get("names/i2t/R@1"), (int, float)):
-        found.append(
-            f"Of 100 such pictures {round(100 * (1 - wrong))} get a wrong first name: take answers with a"
-            " bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`)."
-        )
+    if isinstance(right := metrics.get("names/i2t/R@1"), (int, float)):
+        remedy = "take answers with a bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`)"
+        found.append(f"Of 100 such pictures {round(100 * (1 - right))} get a wrong first name: {remedy}.")
     if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
         found.append(f"Its probabilities are off by {ece:.2f} on average there: `fit` them to labelled pictures.")
     if not embedder.probabilistic:
@@ -175,19 +162,13 @@ def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
 
 
 FACTS = json.loads(resources.files("prolip.hub").joinpath("card.json").read_text(encoding="utf-8"))
-#: Figures of the corpus in the order of the card: key, words, whether it is a share. And those with a value by chance,
-#: under the same name with chance_ before its last part; figures of other test sets.
-KNOWN, CHANCE, TASKS = FACTS["figures"], FACTS["with_chance"], FACTS["tasks"]
+#: Figures of the corpus: key, words, whether it is a share; those with a value by chance, `chance_NAME`; of other sets.
+KNOWN, TASKS = FACTS["figures"], FACTS["tasks"]
+CHANCE = {key: "/chance_".join(key.rsplit("/", 1)) for key in FACTS["with_chance"]}
 #: Licences of the bundled pictures by the beginning of their shard's name; captions' levels, by the key of their trace.
 LICENCES, LEVELS = FACTS["licences"], FACTS["levels"]
 #: Other numbers of an evaluation that the card has.
 COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/subgroup/classes", "step"}
-
-
-def by_chance(key: str) -> str:
-    """The name of a figure's value by chance."""
-    task, _, name = key.rpartition("/")
-    return f"{task}/chance_{name}"
 
 
 def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
@@ -195,7 +176,7 @@ def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
     if not isinstance(metrics, dict):
         raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
     lost = {key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
-    shares = {key for key, _, _ in KNOWN} | set(map(by_chance, CHANCE))
+    shares = {key for key, _, _ in KNOWN} | set(CHANCE.values())
     for key, value in metrics.items():
         share = key in shares or key.partition("/")[2] in TASKS
         if value is None or key in lost or not (share or key in COUNTS):
@@ -220,13 +201,12 @@ def figures(metrics: Mapping[str, Any]) -> list[CardRow]:
     """The figures of an evaluation that a card has, those of the corpus first."""
     numbers = {key: x for key, x in metrics.items() if isinstance(x, (int, float)) and math.isfinite(x)}
     found = []
-    for key, words, share in KNOWN:
-        if key in numbers:
-            for part in [part for part in numbers if f"{{{part}}}" in words]:
-                words = words.replace(f"{{{part}}}", f"{numbers[part]:.0f}")
-            chance = numbers.get(by_chance(key)) if key in CHANCE else None
-            guessed = "" if chance is None else text(chance, share)
-            found.append(CardRow(key, words, text(numbers[key], share), guessed, numbers[key]))
+    for key, words, share in (row for row in KNOWN if row[0] in numbers):
+        for part in [part for part in numbers if f"{{{part}}}" in words]:
+            words = words.replace(f"{{{part}}}", f"{numbers[part]:.0f}")
+        chance = numbers.get(CHANCE.get(key, ""))
+        guessed = "" if chance is None else text(chance, share)
+        found.append(CardRow(key, words, text(numbers[key], share), guessed, numbers[key]))
     known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}
     for key, value in numbers.items():
         task, _, rest = key.partition("/")
@@ -239,20 +219,18 @@ def text(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.3f}"
 
 
-def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
-    """(shard, licence of its pictures) of the bundled data among these; "" where it is not known."""
+def licences(source: str) -> list[tuple[str, str]]:
+    """(shard, licence of its pictures) of the bundled data in a source; "" where it is not known."""
     found = {}
-    for source in sources:
-        for part in without_word(source or "").split("::"):
-            try:
-                urls = expand_source(part) if part else []
-            except (OSError, ValueError, ImportError):  # on another machine
-                urls = [part]
-            for url in urls:
-                path = Path(url)
-                known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
-                names = sorted((name for name in known if path.stem.startswith(name)), key=len)
-                found["/".join(path.parts[-2:])] = known[names[-1]] if names else ""
+    for part in without_word(source).split("::") if source else ():
+        try:
+            urls = expand_source(part)
+        except (OSError, ValueError, ImportError):  # on another machine
+            urls = [part]
+        for path in map(Path, urls):
+            known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
+            names = sorted((name for name in known if path.stem.startswith(name)), key=len)
+            found["/".join(path.parts[-2:])] = known[names[-1]] if names else ""
     return list(found.items())
 
 
@@ -262,12 +240,9 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
     if not given:
         shares = [torch.tensor(1 / n) for n in (2, 10, 100) if units.images >= n]
         given = [("a text", float(units.trace(share))) for share in shares]
-    rows = []
-    for words, trace in given:
-        x = torch.tensor(trace)
-        bits = float(units.information(x, bits=True))
-        rows.append((words, f"{trace:.3f}", in_words(float(units.share(x))), f"{bits:.1f}"))
-    return rows
+    traces = torch.tensor([trace for _, trace in given])
+    fits, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()
+    return [(words, f"{t:.3f}", in_words(fit), f"{bit:.1f}") for (words, t), fit, bit in zip(given, fits, bits)]
 
 
 def place(path: str | None) -> str:
@@ -277,11 +252,10 @@ def place(path: str | None) -> str:
     return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
 
 
-#: Characters with a meaning within a line; an underscore between letters has none.
+#: Characters with a meaning within a line, where an underscore between letters has none; at a block's beginning; and
+#: in a name between backquotes.
 INLINE = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
-#: Beginnings of a block with a meaning.
 BLOCK = re.compile(r"^(?:(?=#|=|--|\+\+|[-+](?:\s|$))|(\d+)(?=[.)](?:\s|$)))")
-#: Characters that a name between backquotes may not hold.
 ODD = re.compile(r"[`|<>\[\]&]")
 
 
@@ -311,11 +285,9 @@ def literal(value: object) -> Markdown:
 def save(
     source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Copy a model's files, write its card and figures beside them; the written files, in order.
+    """Copy a model's files, bit for bit, write its card and figures beside them; the written files, in order.
 
-    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours. The
-    weights stay bit for bit; the configuration of one of OpenCLIP's names the file of its variances. ValueError as
-    `check_folder`, and for a README.md of another origin.
+    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours.
     """
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
@@ -351,8 +323,7 @@ def push_to_hub(
     """Put a model with its card on the hub as `org/name`; the address that loads it.
 
     model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
-    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence. ValueError for a name
-    that the hub does not take, ConnectionError where it refuses or is not reached.
+    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence.
     """
     check_repo(repo)
     with tempfile.TemporaryDirectory() as temporary:
@@ -373,11 +344,8 @@ def check_repo(repo: str) -> None:
         raise ValueError(f"{repo!r} has no owner: give org/name")
 
 
-def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], None] = print) -> str:
-    """Put a folder that `save` wrote on the hub as `org/name`, made if it is not there; its address.
-
-    With the account that `hf auth login` or HF_TOKEN gives. ConnectionError where the hub refuses or is not reached.
-    """
+def push(folder: Path, repo: str, private: bool = False) -> str:
+    """Put a folder that `save` wrote on the hub as `org/name`, made if it is not there; its address."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -386,7 +354,7 @@ def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], No
     names = [name for name in (*FILES, CARD, FIGURES) if (folder / name).is_file()]
     try:
         api.create_repo(repo, private=private, exist_ok=True)
-        say(f"{repo}: uploading {len(names)} files")
+        print(f"{repo}: uploading {len(names)} files")
         message = "Add the model with its card"
         api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message)
     except (HfHubHTTPError, OSError) as error:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Evaluation = tuple[Tensor, tuple[Tensor | None, ...]]
+Group = dist.ProcessGroup | None
 # The loss () and one gradient, or None, for each of the tensors: of those at least whose flag is True.
 Evaluate = Callable[[Sequence[Tensor], Sequence[bool]], Evaluation]
 
@@ -19,7 +20,6 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, evaluate: Evaluate, *tensors: Tensor) -> Tensor:
-        """The value; gradients of the inputs that need one are kept."""
         needs = ctx.needs_input_grad[1:]
         loss, gradients = evaluate(tensors, needs)
         ctx.save_for_backward(*(g if need else None for g, need in zip(gradients, needs)))
@@ -27,10 +27,7 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """grad_output times the kept gradients; RuntimeError for a second derivative.
-
-        `once_differentiable` would let a constant grad_output pass and drop second derivatives silently.
-        """
+        # `once_differentiable` would let a constant grad_output pass and drop second derivatives silently
         if torch.is_grad_enabled():
             message = "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph"
             raise RuntimeError(f"{message}: leave out create_graph=True")
@@ -44,17 +41,17 @@ def differentiate(evaluate: Evaluate, tensors: Sequence[Tensor]) -> Tensor:
     return evaluate([x.detach() for x in tensors], [False] * len(tensors))[0]
 
 
-def world_size(group: dist.ProcessGroup | None = None) -> int:
+def world_size(group: Group = None) -> int:
     """Ranks in the group, 1 where torch.distributed is not in use."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def rank_in(group: dist.ProcessGroup | None = None) -> int:
+def rank_in(group: Group = None) -> int:
     """This process's place in the group, 0 where torch.distributed is not in use."""
     return dist.get_rank(group) if world_size(group) > 1 else 0
 
 
-def gather(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def gather(own: Tensor, group: Group) -> Tensor:
     """The tensors (n, ...) of all ranks, one after the other: (W n, ...). For one rank its own, no copy."""
     size = world_size(group)
     if size == 1:
@@ -64,7 +61,7 @@ def gather(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return everyone
 
 
-def reduce_scatter(sums: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def reduce_scatter(sums: Tensor, group: Group) -> Tensor:
     """Tensors (W n, ...) added up over the ranks, of which this rank gets its rows (n, ...). For one rank its own."""
     size = world_size(group)
     if size == 1:
@@ -74,20 +71,25 @@ def reduce_scatter(sums: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return own
 
 
-def transpose_over_ranks(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Rows of the transpose of a matrix whose rows the ranks share, with a graph: (B, W B) -> (B, W B).
+def transpose_over_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """Rows of the transpose of a matrix whose rows the ranks share, by all-to-all, with a graph: (B, W B) -> (B, W B).
 
-    Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix and gets the same rows of its transpose, in one
-    all-to-all; its gradients return by another. All ranks of the group must call it.
+    Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix. All ranks of the group must call it.
     """
     return _TransposeOverRanks.apply(x, group)
+
+
+def both_ways(similarity: Tensor, positive: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Own images with all texts, and own texts with all images: similarities and booleans (B, W B) of either."""
+    swapped = transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
+    return (similarity, positive), swapped
 
 
 class _TransposeOverRanks(torch.autograd.Function):
     """A permutation of all ranks' elements that is its own inverse, and so its own adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group, size, count = group, world_size(group), len(x)
         blocks = x.view(count, size, count).permute(1, 2, 0).contiguous()
         if size > 1:

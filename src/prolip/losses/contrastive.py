@@ -11,14 +11,13 @@ from functools import reduce
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
-from prolip.losses.autograd import Evaluation, differentiate, world_size
+from prolip.losses.autograd import Evaluation, Group, differentiate, world_size
 from prolip.losses.exchanges import row_width, score_gathered, score_ring
 from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
-from prolip.losses.positives import Matches, check_matches
+from prolip.losses.positives import Labels, check_matches
 
 Exchange = Literal["ring", "gather"]
 Number = Tensor | float
@@ -28,17 +27,15 @@ GATHERED_BYTES = 2 * 2**30
 
 
 def sigmoid_loss(
-    image: Factors, text: Factors, scale: Number, bias: Number, labels: Matches | None = None, block: int | None = None
+    image: Factors, text: Factors, scale: Number, bias: Number, labels: Labels = None, block: int | None = None
 ) -> Tensor:
     """Sigmoid loss of all pairs, SigLIP (Zhai et al. 2023) on any similarity that factors -> ().
 
     sum_ij -log sigmoid(y_ij logit_ij) / B, logit_ij = scale (u_i.v_j + a_i + b_j) + bias; y_ij = +1 on the diagonal and
     for known matches, else -1.
-    image, text: vectors (B, P) and offsets (B,), see `pairs.py`; scale, bias: as they enter the logit (scale = exp of
-    the learnable), one element or a number; labels: known matches as further positives; block: rows scored at a time,
-    chosen by `default_block` without.
+    image, text: vectors (B, P) and offsets (B,); scale, bias: as they enter the logit (scale = exp of the learnable);
+    labels: known matches as further positives; block: rows scored at a time, chosen by `default_block` without.
     Runs in float32 (float64 stays), never autocast; memory O(B P + block B); differentiable once.
-    Raises ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
     return differentiate_score(score_alone, image, text, scale, bias, labels, block)
 
@@ -48,26 +45,23 @@ def sigmoid_loss_over_ranks(
     text: Factors,
     scale: Number,
     bias: Number,
-    labels: Matches | None = None,
-    group: dist.ProcessGroup | None = None,
+    labels: Labels = None,
+    group: Group = None,
     block: int | None = None,
     exchange: Exchange | None = None,
 ) -> Tensor:
     """This rank's share of `sigmoid_loss` on the global batch: sum over its images i and all ranks' texts j / B -> ().
 
-    Arguments as `sigmoid_loss`, (B, P) of this rank; positives are image i with its own text, and known matches on any
-    rank. With L_r the value on rank r, mean_r L_r is `sigmoid_loss` of the batches of all W ranks together.
-
-    Gradients: this rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text over all ranks. So
-    once DDP has averaged the gradients of the parameters over ranks, they are those of one process on the whole batch.
-    The text gradients return within the forward pass, and each rank multiplies them with its own grad_output: exact if
-    that is the same on all ranks (same loss weights, same loss scale).
+    With L_r the value on rank r, mean_r L_r is `sigmoid_loss` of the batches of all W ranks together. Gradients: this
+    rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text over all ranks. So once DDP has
+    averaged the gradients of the parameters over ranks, they are those of one process on the whole batch. Text
+    gradients return within the forward pass: grad_output must be the same on all ranks.
 
     exchange: "ring" (memory O(B P + block B) for any world size) or "gather" (two collectives for any world size,
     memory O(W B P)); chosen by `choose_exchange` without.
 
     All ranks of the group must call it, with equal B, P and dtype, labels on all or on none, and the same of the texts'
-    tensors needing gradients (or all under no_grad). Without torch.distributed, or for W = 1, it is `sigmoid_loss`.
+    tensors needing gradients (or all under no_grad).
     """
     size = world_size(group)
     if size == 1:
@@ -82,34 +76,17 @@ def sigmoid_loss_over_ranks(
     return differentiate_score(score, image, text, scale, bias, labels, block)
 
 
-def ppcl(
-    image: Gaussian,
-    text: Gaussian,
-    scale: Number,
-    bias: Number,
-    labels: Matches | None = None,
-    block: int | None = None,
-) -> Tensor:
+def ppcl(image: Gaussian, text: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any) -> Tensor:
     """Probabilistic pairwise contrastive loss, ProLIP eq. 2: `sigmoid_loss` of csd similarity -> ().
 
     logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias. image, text: (B, D); the rest as there.
-    Raises TypeError for non-Gaussians, ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
-    return sigmoid_loss(*factor_batch(image, text), scale, bias, labels, block)
+    return sigmoid_loss(*factor_batch(image, text), scale, bias, *args, **options)
 
 
-def ppcl_over_ranks(
-    image: Gaussian,
-    text: Gaussian,
-    scale: Number,
-    bias: Number,
-    labels: Matches | None = None,
-    group: dist.ProcessGroup | None = None,
-    block: int | None = None,
-    exchange: Exchange | None = None,
-) -> Tensor:
+def ppcl_over_ranks(image: Gaussian, text: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any) -> Tensor:
     """This rank's share of `ppcl` on the global batch -> (): `sigmoid_loss_over_ranks` of csd similarity."""
-    return sigmoid_loss_over_ranks(*factor_batch(image, text), scale, bias, labels, group, block, exchange)
+    return sigmoid_loss_over_ranks(*factor_batch(image, text), scale, bias, *args, **options)
 
 
 def choose_exchange(ranks: int, rows: int, dim: int, device: torch.device) -> Exchange:
@@ -131,18 +108,18 @@ def factor_batch(image: Gaussian, text: Gaussian) -> tuple[Factors, Factors]:
 
 
 def differentiate_score(
-    score: Callable[..., Evaluation],
-    image: Factors,
-    text: Factors,
-    scale: Number,
-    bias: Number,
-    labels: Matches | None,
-    block: int | None,
+    score: Callable[..., Evaluation], image: Factors, text: Factors, scale: Number, bias: Number, labels: Labels, block
 ) -> Tensor:
     """The loss of `score`, such as `score_ring`, on checked inputs, with its gradients in the graph."""
     if block is not None and block < 1:
         raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
-    tensors = pack_inputs(image, text, scale, bias)
+    shapes = [tuple(x.shape) for x in (*image, *text)]
+    if shapes[:2] != shapes[2:] or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1] or not shapes[0][0]:
+        got = f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch"
+        raise ValueError(f"{got}: give vectors (B, P) and offsets (B,) for both, B > 0, row i of each for pair i")
+    dtype = reduce(torch.promote_types, (x.dtype for x in (*image, *text)), torch.float32)
+    factors = [x.to(dtype) for x in (*image, *text)]
+    tensors = *factors, as_scalar(scale, factors[0], "scale"), as_scalar(bias, factors[0], "bias")
     check_matches(labels, len(tensors[0]))
 
     def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
@@ -151,17 +128,3 @@ def differentiate_score(
 
     with without_autocast(tensors[0].device):
         return differentiate(evaluate, tensors)
-
-
-def pack_inputs(image: Factors, text: Factors, scale: Number, bias: Number) -> tuple[Tensor, ...]:
-    """The tensors of `WantedGradients` in one dtype, float32 or float64, with their graph.
-
-    Raises ValueError unless both sides have vectors (B, P) and offsets (B,) with the same B > 0 and P.
-    """
-    shapes = [tuple(x.shape) for x in (*image, *text)]
-    if shapes[:2] != shapes[2:] or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1] or not shapes[0][0]:
-        got = f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch"
-        raise ValueError(f"{got}: give vectors (B, P) and offsets (B,) for both, B > 0, row i of each for pair i")
-    dtype = reduce(torch.promote_types, (x.dtype for x in (*image, *text)), torch.float32)
-    factors = [x.to(dtype) for x in (*image, *text)]
-    return *factors, as_scalar(scale, factors[0], "scale"), as_scalar(bias, factors[0], "bias")

@@ -1,22 +1,20 @@
 """All pairs of all ranks: every image meets every text of the global batch once, for any world size.
 
-Ring: text blocks of [vector, offset] travel, each followed by the accumulator of its gradients; both are in flight
-while pairs are scored. Memory per rank is O(B P + block B), B the local batch, for any world size.
-
-Gather: the ring starts some twenty kernels for each block, which takes most of the time with hundreds of ranks and
-small local batches. With two collectives every rank holds all texts and the sums of their gradients instead,
-8 `row_width(P)` bytes per row of the global batch, and scores them in large blocks.
+In a ring text blocks travel, each followed by the accumulator of its gradients. Where texts are gathered every rank
+holds all of them and the sums of their gradients, and starts fewer kernels.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.losses.autograd import Evaluation, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
-from prolip.losses.positives import Matches, Positives
+from prolip.losses.autograd import Evaluation, Group, gather, rank_in, reduce_scatter, world_size
+from prolip.losses.pairs import Columns, Factors, Scalars, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.positives import Labels, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
@@ -25,8 +23,11 @@ TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 class Transfer:
     """Buffers on their way to the right neighbour and from the left one; all of them stay alive until `wait`."""
 
-    def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
-        (left, right), self._sent, self._received = neighbours(group), sent, [torch.empty_like(x) for x in sent]
+    def __init__(self, group: Group, sent: list[Tensor], *tags: int):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        everyone: Any = group or dist.group.WORLD
+        left, right = (dist.get_global_rank(everyone, place % size) for place in (rank - 1, rank + 1))
+        self._sent, self._received = sent, [torch.empty_like(x) for x in sent]
         operations = [dist.P2POp(dist.isend, x, right, group, tag) for x, tag in zip(sent, tags)]
         operations += [dist.P2POp(dist.irecv, x, left, group, tag) for x, tag in zip(self._received, tags)]
         self._works = dist.batch_isend_irecv(operations)
@@ -38,29 +39,14 @@ class Transfer:
         return self._received
 
 
-def neighbours(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Global ranks before and after this one in the ring of a group; with two ranks they are the same."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    left, right = (rank - 1) % size, (rank + 1) % size
-    if group is None:
-        return left, right
-    return dist.get_global_rank(group, left), dist.get_global_rank(group, right)
-
-
 def score_ring(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
-    group: dist.ProcessGroup | None,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
     Half of the own pairs are scored while the first text block travels, the other half while the accumulator of the own
-    texts returns, so that no message leaves a device idle. At step s rank r scores the texts of rank r - s, adds the
-    accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its owner.
+    texts returns. At step s rank r scores the texts of rank r - s, adds the accumulator that rank r - 1 made for them,
+    and passes it on; step W - 1 passes it to its owner.
     """
     size, (count, dim) = world_size(group), image.vector.shape
     rows = zero_rows(image, needs)
@@ -68,7 +54,8 @@ def score_ring(
 
     def add(buffers: list[Tensor], sums: Tensor, part: slice, diagonal: int | None) -> None:
         ids = () if labels is None else (labels.image, buffers[1])
-        columns, out = unpack_text(buffers[0], count, dim), unpack_sums(sums, count, dim, needs)
+        columns = Factors(buffers[0][: count * dim].view(count, dim), buffers[0][count * dim :])
+        out = unpack_sums(sums, count, dim, needs)
         add_pairs(rows.select(part), columns, out, *scale_bias, Positives(diagonal, *ids).select(part), block)
 
     own = [torch.cat([text.vector.flatten(), text.offset])]
@@ -97,18 +84,12 @@ def score_ring(
     return finish(rows, unpack_sums(own_sums, count, dim, needs), scale_bias[0])
 
 
-def unpack_text(buffer: Tensor, count: int, dim: int) -> Factors:
-    """Views of a travelling text block, all vectors and then all offsets: (count (dim + 1),)."""
-    return Factors(buffer[: count * dim].view(count, dim), buffer[count * dim :])
-
-
 def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
     """Zeros for the gradients of a text block that `needs` names, one buffer; empty if there are none."""
     return text.offset.new_zeros(needs.text_vector * text.vector.numel() + needs.text_offset * text.offset.numel())
 
 
 def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) -> Columns:
-    """Views of the buffer made by `new_sums`."""
     vectors = needs.text_vector * count * dim
     vector = buffer[:vectors].view(count, dim) if needs.text_vector else None
     return Columns(vector, buffer[vectors:] if needs.text_offset else None)
@@ -123,20 +104,15 @@ def row_width(dim: int) -> int:
 
 
 def score_gathered(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
-    group: dist.ProcessGroup | None,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
-    Texts travel as rows of `row_width(P)` numbers; their gradients come back in the same layout, added up over ranks.
+    Texts travel as rows [vector, offset, zeros] of `row_width(P)` numbers, and their summed gradients likewise.
     """
     count, dim = text.vector.shape
-    everyone = gather(pack_rows(text), group)
+    padding = text.vector.new_zeros((count, row_width(dim) - dim - 1))
+    everyone = gather(torch.cat([text.vector, text.offset.unsqueeze(1), padding], 1), group)
     ids = () if labels is None else (labels.image, gather(labels.text, group))
     wanted = needs.text_vector or needs.text_offset
     sums = torch.zeros_like(everyone) if wanted else everyone[:0]
@@ -146,13 +122,6 @@ def score_gathered(
     add_pairs(rows, columns, out, *scale_bias, Positives(rank_in(group) * count, *ids), block)
     own = reduce_scatter(sums, group) if wanted else sums
     return finish(rows, columns_of(own, dim, needs), scale_bias[0])
-
-
-def pack_rows(text: Factors) -> Tensor:
-    """Rows [vector, offset, zeros] of a text block: (n, row_width(P))."""
-    count, dim = text.vector.shape
-    padding = text.vector.new_zeros((count, row_width(dim) - dim - 1))
-    return torch.cat([text.vector, text.offset.unsqueeze(1), padding], 1)
 
 
 def columns_of(sums: Tensor, dim: int, needs: WantedGradients) -> Columns:

@@ -27,7 +27,7 @@ def softmax_loss(logit: Tensor, positive: Tensor) -> Tensor:
     """Softmax cross-entropy of every row against its positives, each of which is as likely a target, one way -> ().
 
     -1/n sum_i 1/|P_i| sum_{j in P_i} log softmax(x_i)_j: InfoNCE (van den Oord et al. 2018, equation 4) where every row
-    has one positive, of several L_sup,out of SupCon (Khosla et al. 2020, equation 2), their own terms in the sum.
+    has one positive, of several L_sup,out of SupCon (Khosla et al. 2020, equation 2).
     logit: (n, m); positive: (n, m) booleans, at least one in every row.
     """
     share = positive.to(logit.dtype)
@@ -76,7 +76,7 @@ def inclusion_loss(
 
     inner, outer: (..., D), pair by pair; eps: 1/sigma^2 is multiplied by exp(eps); form: see `measures.inclusion_test`.
     reduction "dim": H per dimension, averaged over dimensions too (the paper's runs); "pair": H summed over D (eq. 4).
-    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError and TypeError.
+    Zero pairs give 0 with a graph, as a rank may hold no masked rows.
     """
     if reduction not in ("dim", "pair"):
         raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
@@ -85,7 +85,7 @@ def inclusion_loss(
         h = inclusion_test_per_dim(inner, outer, eps=eps, form=form)
         if reduction == "pair":
             h = h.sum(-1)
-        return mean_or_zero(-F.logsigmoid(scale * h))
+        return -F.logsigmoid(scale * h).sum() / max(h.numel(), 1)
 
 
 def vib(z: Gaussian) -> Tensor:
@@ -96,9 +96,4 @@ def vib(z: Gaussian) -> Tensor:
     check_gaussian(z)
     with without_autocast(z.mean.device):
         z = z.float()
-        return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))
-
-
-def mean_or_zero(x: Tensor) -> Tensor:
-    """The mean of all elements, 0 for none, with a graph either way."""
-    return x.sum() / max(x.numel(), 1)
+        return 0.5 * ((z.mean.square() + (z.log_var.expm1() - z.log_var)).sum() / max(z.mean.numel(), 1))

@@ -16,16 +16,12 @@ from prolip.losses.positives import BlockGradient, Positives
 
 # A tile of pairs in the registers of one program: loads along the columns are contiguous.
 TILE_ROWS, TILE_COLUMNS, WARPS = 32, 128, 4
-# Beyond the last column, so that no pair of the block is on it.
-NO_DIAGONAL = 1 << 40
+NO_DIAGONAL = 1 << 40  # beyond the last column, so that no pair of the block is on it
 
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for 0 <= x <= 1 as 2 artanh(x / (2 + x)), to the last bits of float32.
-
-    The device's fast logarithm loses the digits of a small x, which most pairs have.
-    """
+    """log(1 + x) for 0 <= x <= 1 as 2 artanh(x / (2 + x)): the device's logarithm loses the digits of a small x."""
     s = x / (2.0 + x)
     q = s * s
     series = 1.0 / 13.0
@@ -36,8 +32,9 @@ def _log1p(x):
 
 @triton.jit
 def _exp_minus(x):
-    """exp(-x) for x >= 0 as 2^-n exp(-r), n whole and |r| <= log(2) / 2: the device's fast one loses the digits of a
-    large x. n times the first part of log 2, which has 9 bits, is exact. 0 beyond 200, and NaN of NaN.
+    """exp(-x) for x >= 0 as 2^-n exp(-r), n whole and |r| <= log(2) / 2: the device's fast one loses digits.
+
+    n times the first part of log 2, which has 9 bits, is exact. 0 beyond 200, and NaN of NaN.
     """
     x = tl.minimum(x, 200.0, propagate_nan=tl.PropagateNan.ALL)
     n = tl.floor(x * 1.4426950408889634 + 0.5)
@@ -96,13 +93,7 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
 
 
 def sum_block(
-    rows: Tensor,
-    vectors: Tensor,
-    row_bias: Tensor,
-    column_bias: Tensor,
-    positives: Positives,
-    weight: float,
-    grad: bool,
+    rows: Tensor, vectors: Tensor, row_bias: Tensor, column_bias: Tensor, positive: Positives, weight: float, grad: bool
 ) -> tuple[Tensor, BlockGradient | None]:
     """`pairs.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
     block = rows @ vectors.T
@@ -112,13 +103,13 @@ def sum_block(
     row_sums = block.new_empty((n, tiles[1]) if grad else 0)
     column_sums = block.new_empty((tiles[0], m) if grad else 0)
     row_ids, column_ids, ids = None, None, 0
-    if positives.rows is not None and positives.columns is not None:
-        row_ids, column_ids, ids = positives.rows.contiguous(), positives.columns.contiguous(), positives.rows.shape[1]
+    if positive.rows is not None and positive.columns is not None:
+        row_ids, column_ids, ids = positive.rows.contiguous(), positive.columns.contiguous(), positive.rows.shape[1]
     kernel: Any = _pairs_kernel
-    diagonal = NO_DIAGONAL if positives.diagonal is None else positives.diagonal
+    diagonal = NO_DIAGONAL if positive.diagonal is None else positive.diagonal
     tensors = block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums
     constants = {"IDS": ids, "GRADIENT": grad, "TILE_N": TILE_ROWS, "TILE_M": TILE_COLUMNS, "num_warps": WARPS}
-    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, not on that of the tensors
+    with torch.cuda.device_of(block):  # triton starts kernels on the current device, not on that of the tensors
         kernel[tiles](*tensors, weight, n, m, diagonal, **constants)
     if not grad:
         return losses.sum(), None

@@ -1,11 +1,7 @@
 """The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
 
-A similarity factors if it is u_i . v_j + a_i + b_j: each row's own part is computed once, and the rest is matrix
-products. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance from each other, which
-float32 does not survive where variances are small: they go through `tiled.py`, with elk and all that does not factor.
-
-`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all ranks; no matrix of
-all pairs is ever kept.
+A similarity factors if it is u_i . v_j + a_i + b_j. KL and JS factor too, but subtract terms |mean|^2 / variance from
+each other, which float32 does not survive: they go through `tiled.py`, with elk and all that does not factor.
 """
 
 from __future__ import annotations
@@ -20,13 +16,13 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.losses.autograd import Evaluation
-from prolip.losses.positives import BlockGradient, Matches, Positives
+from prolip.losses.positives import BlockGradient, Labels, Positives
 
+Scalars = tuple[Tensor, Tensor]
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
-# Devices whose float32 blocks are scored by one Triton kernel.
-FUSED_DEVICES = frozenset({"cuda"})
+FUSED_DEVICES = frozenset({"cuda"})  # devices whose float32 blocks are scored by one Triton kernel
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
 
@@ -38,7 +34,6 @@ class Factors(NamedTuple):
     offset: Tensor
 
     def select(self, part: slice) -> Factors:
-        """Some of the rows."""
         return Factors(self.vector[part], self.offset[part])
 
 
@@ -61,29 +56,23 @@ def wasserstein2_factors(z: Gaussian) -> Factors:
 
 
 class Columns(NamedTuple):
-    """Sums over pairs of the columns: d loss / d vector (m, P), d loss / d offset (m,); None: not wanted."""
+    """Sums over pairs: d loss / d vector (m, P), d loss / d offset (m,); None: not wanted."""
 
     vector: Tensor | None
     offset: Tensor | None
 
 
 class Rows(NamedTuple):
-    """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij.
-
-    own: their factors; weight: of one pair in the loss, 1/B; loss (): without the weight; weighted (): sum_ij g_ij b_j,
-    b_j the offset of a column; vector (n, P): sum_j g_ij v_j, None: not wanted; sums (n,): sum_j g_ij, None when no
-    gradient at all is wanted.
-    """
+    """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij."""
 
     own: Factors
-    weight: float
-    loss: Tensor
-    weighted: Tensor
-    vector: Tensor | None
-    sums: Tensor | None
+    weight: float  # of one pair in the loss, 1/B
+    loss: Tensor  # (), without the weight
+    weighted: Tensor  # sum_ij g_ij b_j (), b_j the offset of a column
+    vector: Tensor | None  # sum_j g_ij v_j (n, P); None: not wanted
+    sums: Tensor | None  # sum_j g_ij (n,); None when no gradient at all is wanted
 
     def select(self, part: slice) -> Rows:
-        """Some of the rows; what is added to the result is added to the whole."""
         vector = None if self.vector is None else self.vector[part]
         sums = None if self.sums is None else self.sums[part]
         return self._replace(own=self.own.select(part), vector=vector, sums=sums)
@@ -126,13 +115,7 @@ def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
 
 
 def sum_block(
-    rows: Tensor,
-    vectors: Tensor,
-    row_bias: Tensor,
-    column_bias: Tensor,
-    positives: Positives,
-    weight: float,
-    grad: bool,
+    rows: Tensor, vectors: Tensor, row_bias: Tensor, column_bias: Tensor, positive: Positives, weight: float, grad: bool
 ) -> tuple[Tensor, BlockGradient | None]:
     """The loss of one block of pairs, logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
 
@@ -141,13 +124,13 @@ def sum_block(
     """
     z = row_bias.unsqueeze(1) + column_bias
     z.addmm_(rows, vectors.T)
-    flip = positives.flip(z)
+    flip = positive.flip(z)
     flip(z)
     loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
     if not grad:
         return loss, None
-    gradient = flip(z.sigmoid_()).mul_(weight)
-    return loss, BlockGradient(gradient, gradient.sum(1), gradient.sum(0))
+    flip(z.sigmoid_())
+    return loss, BlockGradient(z.mul_(weight), z.sum(1), z.sum(0))
 
 
 def choose_sum_block(own: Factors) -> Callable[..., tuple[Tensor, BlockGradient | None]]:
@@ -162,11 +145,7 @@ def choose_sum_block(own: Factors) -> Callable[..., tuple[Tensor, BlockGradient 
 def add_pairs(
     rows: Rows, columns: Factors, out: Columns, scale: Tensor, bias: Tensor, positives: Positives, block: int
 ) -> None:
-    """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time.
-
-    logit_ij = scale (u_i.v_j + a_i + b_j) + bias with vectors u, v and offsets a, b; y_ij = +1 for positives, else -1;
-    loss = weight * sum -log sigmoid(y logit); g = d loss / d logit.
-    """
+    """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time."""
     column_bias = scale * columns.offset
     score_block = choose_sum_block(rows.own)
     for start in range(0, len(rows.own.offset), block):
@@ -203,12 +182,7 @@ def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
 
 
 def score_alone(
-    image: Factors,
-    text: Factors,
-    scale_bias: tuple[Tensor, Tensor],
-    labels: Matches | None,
-    block: int | None,
-    needs: WantedGradients,
+    image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block: int | None, needs: WantedGradients
 ) -> Evaluation:
     """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
     rows, out = zero_rows(image, needs), zero_columns(text, needs)

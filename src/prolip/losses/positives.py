@@ -14,39 +14,31 @@ NO_MATCH = -1
 
 
 class Matches(NamedTuple):
-    """Which texts of a batch are known to describe which images.
+    """Which texts of a batch are known to describe which images: pair (i, j) if text[j] is in image[i], or i == j."""
 
-    image: (B, K) int64, the ids of all texts that are true for an image, padded with -1; text: (B,) int64, the id of
-    the text at hand (-1: unknown, matches its own image only).
-    Pair (i, j) is positive iff text[j] is in image[i] or i == j.
-    """
+    image: Tensor  # (B, K) int64, the ids of all texts that are true for an image, padded with -1
+    text: Tensor  # (B,) int64, the id of the text at hand; -1: unknown, matches its own image only
 
-    image: Tensor
-    text: Tensor
+
+Labels = Matches | None
 
 
 class Positives(NamedTuple):
-    """The positive pairs among rows (n) and columns (m).
+    """The positive pairs among rows (n) and columns (m)."""
 
-    diagonal: row i matches column i + diagonal, None: no such match; rows (n, K), columns (m,): ids as in `Matches`.
-    """
-
-    diagonal: int | None = None
-    rows: Tensor | None = None
-    columns: Tensor | None = None
+    diagonal: int | None = None  # row i matches column i + diagonal
+    rows: Tensor | None = None  # ids as in `Matches` (n, K)
+    columns: Tensor | None = None  # (m,)
 
     def select(self, part: slice) -> Positives:
-        """The same for some of the rows."""
         diagonal = None if self.diagonal is None else self.diagonal + part.start
         return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
 
-    def flip(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+    def flip(self, z: Tensor) -> Callable[[Tensor], object]:
         """A function that negates, in place, the positive pairs of a matrix of the shape and dtype of z (n, m)."""
         if self.rows is None or self.columns is None:
-            if self.diagonal is None:
-                return lambda x: x
-            offset = self.diagonal
-            return lambda x: negate(x, x.diagonal(offset))
+            offset = z.shape[1] if self.diagonal is None else self.diagonal
+            return lambda x: x.diagonal(offset).neg_()
         signs = torch.ones_like(z).masked_fill_(self.mask(z), -1)
         return lambda x: x.mul_(signs)
 
@@ -62,12 +54,6 @@ class Positives(NamedTuple):
         return mask
 
 
-def negate(x: Tensor, view: Tensor) -> Tensor:
-    """x after negating a view of it in place."""
-    view.neg_()
-    return x
-
-
 class BlockGradient(NamedTuple):
     """The loss's gradient by the logits of one block of pairs (n, m), and its sums per row (n,) and per column (m,)."""
 
@@ -77,7 +63,7 @@ class BlockGradient(NamedTuple):
 
 
 def check_matches(labels: Matches | None, rows: int) -> None:
-    """Raise TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
+    """TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
     if labels is None:
         return
     if not isinstance(labels, Matches) or any(x.is_floating_point() or x.is_complex() for x in labels):

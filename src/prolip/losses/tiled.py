@@ -1,8 +1,7 @@
 """Any score and any loss over all pairs of all ranks: similarities tile by tile, gradients in the forward pass.
 
-Every rank gathers all texts and fills its block of similarities, own images with all texts, without a graph. The
-caller's loss on the whole block gives dL/dS; then each tile is scored again, with a graph, for its part of dL/dS.
-Memory holds the rows and their gradients, one tile with its graph, and the few (B, W B) matrices of the loss.
+Every rank fills its block of similarities, own images with all texts, without a graph. The caller's loss on the whole
+block gives dL/dS; then each tile is scored again, with a graph, for its part of dL/dS.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.gaussian import kind_of, upcast, without_autocast
-from prolip.losses.autograd import Evaluation, differentiate, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.positives import Matches, Positives, check_matches
+from prolip.losses.autograd import Evaluation, Group, differentiate, gather, rank_in, reduce_scatter, world_size
+from prolip.losses.positives import Labels, Positives, check_matches
 
 TILE = 256
 
@@ -31,8 +29,8 @@ def tiled_loss_over_ranks(
     texts: Sequence[Tensor],
     loss: Callable[[Tensor, Tensor], Tensor],
     parameters: Sequence[Tensor] = (),
-    labels: Matches | None = None,
-    group: dist.ProcessGroup | None = None,
+    labels: Labels = None,
+    group: Group = None,
     tile: int = TILE,
 ) -> Tensor:
     """This rank's share of a loss on the similarities of the global batch -> ().
@@ -46,14 +44,8 @@ def tiled_loss_over_ranks(
     rank. A loss of whole columns gets them by `transpose_over_ranks` of a matrix: own texts with all images.
     parameters: all else with a gradient that score and loss read: scale, bias, the weights of a network.
 
-    The loss of the global batch is mean_r L_r, L_r the value on rank r. Gradients: rows get sum_r' d L_r' / d row over
-    all ranks; parameters that of sum_r' L_r' through this rank's similarities, and of L_r where the loss reads them
-    itself. So once DDP has averaged the gradients of the parameters over ranks, they are those of one process on the
-    whole batch; as in `sigmoid_loss_over_ranks` grad_output has to be the same on all ranks.
-
-    All ranks of the group must call it, with equal B and dtypes, and the same tensors wanting gradients.
-    tile: rows and columns of a tile. Runs without autocast; differentiable once. Raises TypeError and ValueError for
-    inputs that do not fit, and for a tensor that is not in `parameters` and would lose its gradient.
+    Value and gradients, and what all ranks must do: as in `sigmoid_loss_over_ranks`. Runs without autocast;
+    differentiable once. ValueError for a tensor that is not in `parameters` and would lose its gradient.
     """
     sides = check_side(images, "images"), check_side(texts, "texts")
     count = len(sides[0][0])
@@ -74,12 +66,12 @@ class TiledLoss(NamedTuple):
     score: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     parameters: tuple[Tensor, ...]
-    labels: Matches | None
-    group: dist.ProcessGroup | None
+    labels: Labels
+    group: Group
     tile: int
 
     def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-        """The loss, and the gradients that `wanted` names. inputs: of images (`kinds` tensors), texts, parameters."""
+        """The loss, and the gradients that `wanted` names. inputs: images (`kinds` tensors), texts, parameters."""
         texts = inputs[kinds : len(inputs) - len(self.parameters)]
         rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
         similarity = self.fill(rows, columns)
@@ -105,8 +97,8 @@ class TiledLoss(NamedTuple):
             part = self.score([x[i] for x in rows], [x[j] for x in columns])
             shape = len(rows[0][i]), len(columns[0][j])
             if part.shape[-2:] != shape or part.ndim not in (2, 3):
-                wanted = f"want {shape}: one number for each pair, or C, (C, n, m)"
-                raise ValueError(f"the score of a tile is {tuple(part.shape)}, {wanted}")
+                want = f"want {shape}: one number for each pair, or C, (C, n, m)"
+                raise ValueError(f"the score of a tile is {tuple(part.shape)}, {want}")
             if similarity is None:
                 similarity = rows[0].new_empty(*part.shape[:-2], len(rows[0]), len(columns[0]), dtype=dtype)
             similarity[..., i, j] = part
@@ -114,7 +106,6 @@ class TiledLoss(NamedTuple):
         return similarity
 
     def tiles(self, rows: list[Tensor], columns: list[Tensor]) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns of every tile."""
         starts = (range(0, len(side[0]), self.tile) for side in (rows, columns))
         return ((slice(i, i + self.tile), slice(j, j + self.tile)) for i, j in product(*starts))
 
@@ -197,8 +188,7 @@ def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | f
     """log p / (1 - p) of PCME's match probability p, (2) and (3), of points: (n, J, D), (m, J', D) -> (n, m).
 
     p = mean over j, j' of sigmoid(l), l = b - a |x_j - y_j'|_2. As sigmoid(l) + sigmoid(-l) = 1, both p and 1 - p are
-    means of sigmoids: the odds are a difference of two logsumexp, finite where p is 0 or 1 to the last bit, and a
-    cross-entropy with logits on them is -log p of a match and -log(1 - p) of none. Memory n m J J'.
+    means of sigmoids: the odds are a difference of two logsumexp, finite where p is 0 or 1. Memory n m J J'.
     """
     with without_autocast(x.device):
         distance = torch.cdist(x.flatten(0, 1), y.flatten(0, 1))
@@ -206,11 +196,10 @@ def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | f
     return F.logsigmoid(logit).logsumexp((1, 3)) - F.logsigmoid(-logit).logsumexp((1, 3))
 
 
-def uniformity_over_ranks(points: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def uniformity_over_ranks(points: Tensor, group: Group = None) -> Tensor:
     """log of the mean of exp(-2 |z - z'|^2) over all pairs of different points of all ranks, (n, D) -> ().
 
-    Wang & Isola 2020; PCME (A.1) prints a plain sum, released code takes this. The same value on all ranks; its
-    gradients are those of one process once DDP has averaged them. All ranks must give equally many points.
+    Wang & Isola 2020, as PCME's released code. The same value on all ranks, which must give equally many points.
     """
     size, count = world_size(group), len(points)
     if size * count < 2:
@@ -222,12 +211,9 @@ def uniformity_over_ranks(points: Tensor, group: dist.ProcessGroup | None = None
         share = size * (own.detach() - whole).exp()  # the mean over ranks of share * own has the gradient of the whole
         return whole + share * (own - own.detach())
 
+    def exponents(x: Sequence[Tensor], y: Sequence[Tensor]) -> Tensor:
+        (p,), (q,) = x, y
+        return -2 * (p.square().sum(1, keepdim=True) + q.square().sum(1) - 2 * p @ q.mT)
+
     log_sum = tiled_loss_over_ranks(exponents, (points,), (points,), total, group=group)
     return log_sum - math.log(size * count * (size * count - 1))
-
-
-def exponents(x: Sequence[Tensor], y: Sequence[Tensor]) -> Tensor:
-    """-2 |z - z'|^2 of points (n, D), (m, D) -> (n, m)."""
-    (p,), (q,) = x, y
-    with without_autocast(p.device):
-        return -2 * (p.square().sum(1, keepdim=True) + q.square().sum(1) - 2 * p @ q.mT)

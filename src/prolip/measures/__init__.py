@@ -11,39 +11,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from prolip.measures.matching import (
-    log_match_probability,
-    match_probability,
-    pairwise_log_match_probability,
-    pairwise_match_probability,
-)
-from prolip.measures.paired import (
-    bhattacharyya,
-    csd_distance,
-    csd_similarity,
-    elk,
-    inclusion_test,
-    inclusion_test_per_dim,
-    js,
-    kl,
-    log_inclusion,
-    mean_cosine,
-    wasserstein2,
-)
-from prolip.measures.pairwise import (
-    WORKSPACE,
-    pairwise_bhattacharyya,
-    pairwise_csd_distance,
-    pairwise_csd_similarity,
-    pairwise_elk,
-    pairwise_inclusion_test,
-    pairwise_js,
-    pairwise_kl,
-    pairwise_log_inclusion,
-    pairwise_mean_cosine,
-    pairwise_wasserstein2,
-)
+from prolip.measures import matching, paired, pairwise
+from prolip.measures.matching import *  # noqa: F403
+from prolip.measures.paired import *  # noqa: F403
+from prolip.measures.pairwise import *  # noqa: F403
 from prolip.utils.flags import did_you_mean
+
+__all__ = ["MEASURES", "Measure", "get_measure"]
+__all__ += matching.__all__
+__all__ += paired.__all__
+__all__ += pairwise.__all__
 
 
 class Measure(NamedTuple):
@@ -59,18 +36,12 @@ class Measure(NamedTuple):
         return values if self.is_similarity else -values
 
 
+SIMILARITIES = ("csd_similarity", "mean_cosine", "log_inclusion", "inclusion_test")
+DISTANCES = ("csd_distance", "wasserstein2", "kl", "js", "elk", "bhattacharyya")
 #: What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are.
 MEASURES = {
-    "csd_distance": Measure(csd_distance, pairwise_csd_distance, False),
-    "csd_similarity": Measure(csd_similarity, pairwise_csd_similarity, True),
-    "mean_cosine": Measure(mean_cosine, pairwise_mean_cosine, True),
-    "wasserstein2": Measure(wasserstein2, pairwise_wasserstein2, False),
-    "kl": Measure(kl, pairwise_kl, False),
-    "js": Measure(js, pairwise_js, False),
-    "elk": Measure(elk, pairwise_elk, False),
-    "bhattacharyya": Measure(bhattacharyya, pairwise_bhattacharyya, False),
-    "log_inclusion": Measure(log_inclusion, pairwise_log_inclusion, True),
-    "inclusion_test": Measure(inclusion_test, pairwise_inclusion_test, True),
+    name: Measure(getattr(paired, name), getattr(pairwise, f"pairwise_{name}"), name in SIMILARITIES)
+    for name in (*DISTANCES, *SIMILARITIES)
 }
 
 
@@ -80,11 +51,3 @@ def get_measure(name: str) -> Measure:
         known = f"known are {', '.join(MEASURES)}"
         raise ValueError(f"measure {name!r} is unknown: {did_you_mean(name, MEASURES, known)}")
     return MEASURES[name]
-
-
-__all__ = ["MEASURES", "WORKSPACE", "Measure", "get_measure", "inclusion_test_per_dim"]
-__all__ += ["bhattacharyya", "csd_distance", "csd_similarity", "elk", "inclusion_test", "js", "kl", "log_inclusion"]
-__all__ += ["log_match_probability", "match_probability", "mean_cosine", "wasserstein2"]
-__all__ += ["pairwise_bhattacharyya", "pairwise_csd_distance", "pairwise_csd_similarity", "pairwise_elk", "pairwise_js"]
-__all__ += ["pairwise_inclusion_test", "pairwise_kl", "pairwise_log_inclusion", "pairwise_log_match_probability"]
-__all__ += ["pairwise_match_probability", "pairwise_mean_cosine", "pairwise_wasserstein2"]

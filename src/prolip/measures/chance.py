@@ -9,26 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Logs a warning, the same one only once in a process.
-warn_once = cache(logging.getLogger(__name__).warning)
-#: Of the two-sided Clopper-Pearson interval.
-CONFIDENCE = 0.95
-#: Pairs that decide whether a model knows some data.
-PAIRS = 256
+warn_once = cache(logging.getLogger(__name__).warning)  # logs a warning, the same one only once in a process
+PAIRS = 256  # pairs that decide whether a model knows some data
 
 
 def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
     """Whether `hits` of `pairs` queries, each with one match among `candidates`, show nothing better than chance.
 
-    The lower end of the 95% Clopper-Pearson interval of hits / pairs is then at most 1 / candidates: chance alone gives
-    as many hits or more with a probability of at least 2.5%. Raises ValueError for impossible counts.
+    Chance alone then gives as many hits or more with a probability of at least 2.5% (Clopper-Pearson).
     """
     if not (0 <= hits <= pairs and pairs >= 1 and candidates >= 1):
         remedy = "give 0 <= hits <= pairs, at least one pair and one candidate"
         raise ValueError(f"{hits} hits of {pairs} pairs among {candidates} candidates: {remedy}")
     from scipy.special import bdtrc  # late: most users of a measure need none of it
 
-    return hits == 0 or bool(bdtrc(hits - 1, pairs, 1 / candidates) >= (1 - CONFIDENCE) / 2)
+    return hits == 0 or bool(bdtrc(hits - 1, pairs, 1 / candidates) >= 0.025)
 
 
 class OwnFirst(NamedTuple):

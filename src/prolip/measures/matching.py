@@ -13,6 +13,8 @@ from prolip.gaussian import Gaussian, as_scalar, without_autocast
 from prolip.measures.paired import check_paired
 from prolip.measures.pairwise import WORKSPACE, all_pairs, check_pairwise
 
+__all__ = ["log_match_probability", "match_probability", "pairwise_log_match_probability", "pairwise_match_probability"]
+
 DIRECT, PRODUCT = "donot_use_mm_for_euclid_dist", "use_mm_for_euclid_dist"
 Number = float | Tensor
 
@@ -30,8 +32,8 @@ def log_match_probability(
     """log of `match_probability`, finite where the probability underflows: (..., D), (..., D) -> (...).
 
     logsumexp over the J x J pairs of samples of log sigmoid(logit), minus log J^2, logit = -scale |z1 - z2|_2 + bias.
-    scale, bias: scalars as they enter the logit. generator: on the device of p; p is drawn before q. With both negated
-    and the same generator state it is log(1 - probability) of the same estimate, and 1 - p is never formed.
+    generator: on the device of p; p is drawn before q. With scale and bias negated and the same generator state it is
+    log(1 - probability) of the same estimate.
     """
     p, q = check_paired(p, q)
     scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
@@ -42,44 +44,29 @@ def log_match_probability(
 
 
 def match_probability(p: Gaussian, q: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any) -> Tensor:
-    """Mean over J x J samples of sigmoid(-scale |z1 - z2|_2 + bias), PCME (2) and (3): (..., D), (..., D) -> (...).
-
-    Arguments as for `log_match_probability`.
-    """
+    """Mean over J x J samples of sigmoid(-scale |z1 - z2|_2 + bias), PCME (2) and (3): (..., D), (..., D) -> (...)."""
     return log_match_probability(p, q, scale, bias, *args, **options).exp()
 
 
 def pairwise_log_match_probability(
-    p: Gaussian,
-    q: Gaussian,
-    scale: Number,
-    bias: Number,
-    samples: int = 8,
-    generator: torch.Generator | None = None,
-    exact: bool = False,
-    max_elements: int = WORKSPACE,
+    p: Gaussian, q: Gaussian, scale: Number, bias: Number, samples=8, generator=None, max_elements: int = WORKSPACE
 ) -> Tensor:
     """`log_match_probability` of all pairs, each Gaussian sampled once: (B1, D), (B2, D) -> (B1, B2).
 
-    With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product
-    over tiles of J^2 elements per pair: with e = (1.5 D + 3) eps (|z1|^2 + |z2|^2) their error is at most sqrt(e), for
-    coinciding points, and e / |z1 - z2|, in any order of summation (see prolip.measures.pairwise). At unit length in
-    float32 and D = 768 that is 0.017, and 1e-3 was measured for random points. exact=True subtracts coordinates
-    instead: slower by about D, for variances so small that samples coincide.
+    With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product:
+    with e = (1.5 D + 3) eps (|z1|^2 + |z2|^2) their error is at most sqrt(e), for coinciding points, and e / |z1 - z2|,
+    0.017 at unit length in float32 and D = 768.
     """
     p, q = check_pairwise(p, q)
     scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
     z1, z2 = _draw(p, samples, generator), _draw(q, samples, generator)
-    mode = DIRECT if exact else PRODUCT
 
     def tile(x: Tensor, y: Tensor) -> Tensor:
-        distances = torch.cdist(x.flatten(0, 1), y.flatten(0, 1), compute_mode=mode)
+        distances = torch.cdist(x.flatten(0, 1), y.flatten(0, 1), compute_mode=PRODUCT)
         logits = (bias - scale * distances).view(len(x), samples, len(y), samples)
         return F.logsigmoid(logits).logsumexp((1, 3)) - 2 * math.log(samples)
 
-    # The exact form counts D: on CUDA its gradient is formed per coordinate before it is summed.
-    per_pair = samples**2 * (p.mean.shape[-1] if exact else 1)
-    return all_pairs(tile, (z1,), (z2,), per_pair, max_elements)
+    return all_pairs(tile, (z1,), (z2,), samples**2, max_elements)
 
 
 def pairwise_match_probability(

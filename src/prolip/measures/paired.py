@@ -1,9 +1,7 @@
 """Measures between two Gaussians, pair by pair: f(p, q) with the leading dimensions of p and q broadcast.
 
 Every formula is written in quantities that neither overflow nor cancel for log_var in [-40, 10], in value and in
-gradient: the difference of the log variances, log(v1 + v2) and (m1 - m2)^2. So equal inputs give exactly 0 where the
-measure is 0 there, symmetric measures are symmetric and `inclusion_test` antisymmetric to the last bit, and nothing is
-clamped. Inputs below float32 are computed in float32. v is sigma^2 = exp(log_var) throughout.
+gradient. v is sigma^2 = exp(log_var) throughout.
 """
 
 from __future__ import annotations
@@ -14,6 +12,9 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, check_pair
+
+__all__ = ["bhattacharyya", "csd_distance", "csd_similarity", "elk", "inclusion_test", "inclusion_test_per_dim", "js"]
+__all__ += ["kl", "log_inclusion", "mean_cosine", "wasserstein2"]
 
 INCLUSION_FORMS = ("exact", "printed")
 
@@ -31,16 +32,12 @@ def check_paired(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) 
 
 
 def _square_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """(m1 - m2)^2 per dimension."""
     return (p.mean - q.mean).square()
 
 
 def _exp_difference(a: Tensor, b: Tensor, a_minus_b: Tensor) -> Tensor:
-    """exp(a) - exp(b), given their difference as accurately as the caller knows it.
-
-    Near each other 2 exp((a + b)/2) sinh((a - b)/2), which does not cancel; farther apart the plain difference, because
-    there the *gradients* of the product cancel (sinh against cosh). Both are odd under a swap.
-    """
+    """exp(a) - exp(b), given their difference as accurately as the caller knows it."""
+    # near each other, the product does not cancel; farther apart its *gradients* would (sinh against cosh)
     near = 2 * (0.5 * (a + b)).exp() * torch.sinh(0.5 * a_minus_b)
     return torch.where(a_minus_b.abs() < 0.25, near, a.exp() - b.exp())
 
@@ -53,9 +50,8 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
 
         H = x/2 - (A - B)/2 + exp(eps) (m1 - m2)^2 (exp(-B) - exp(-A)),   (A - B)/2 = artanh(tanh(x/2) / 3).
 
-    Every term is odd in x, so that swapping the arguments flips the sign bit for bit, and none cancels near x = 0.
-    form="printed" adds x/2: the misprinted normalisation of ProLIP (3), which the released runs were trained with.
-    eps is the exponent of ProLIP 3.3 and touches the mean distance only. Raises ValueError for another form.
+    Every term is odd in x, and none cancels near x = 0. form="printed" adds x/2: the misprinted normalisation of ProLIP
+    (3), which the released runs were trained with. eps: the exponent of ProLIP 3.3.
     """
     if form not in INCLUSION_FORMS:
         raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, INCLUSION_FORMS))}")
@@ -71,8 +67,8 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
 def inclusion_test(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact") -> Tensor:
     """H = log_inclusion(inner, outer) - log_inclusion(outer, inner), ProLIP (4): (..., D), (..., D) -> (...).
 
-    > 0 where outer includes inner; antisymmetric. See `inclusion_test_per_dim` for eps and form. H also grows with
-    the distance of the means where outer is the wider: it tests a given pair; to rank or search use `log_inclusion`.
+    > 0 where outer includes inner; antisymmetric. H also grows with the distance of the means where outer is the wider:
+    it tests a given pair; to rank or search use `log_inclusion`.
     """
     return inclusion_test_per_dim(inner, outer, eps, form).sum(-1)
 
@@ -80,8 +76,8 @@ def inclusion_test(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str
 def log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0) -> Tensor:
     """log int p_inner^2 p_outer + D log(2 pi), ProLIP (3) and A.4: (..., D), (..., D) -> (...).
 
-    sum_d -1/2 log v1 - 1/2 log(v1 + 2 v2) - exp(eps) (m1 - m2)^2 / (v1 + 2 v2): the product of N(m1, v1/2) and
-    N(m2, v2), without the paper's B^2/(4A) - C, which cancels. eps = 0 is the integral, others are for training.
+    sum_d -1/2 log v1 - 1/2 log(v1 + 2 v2) - exp(eps) (m1 - m2)^2 / (v1 + 2 v2). eps = 0 is the integral, others are for
+    training.
     """
     inner, outer = check_paired(inner, outer, ("inner", "outer"))
     log_sum = torch.logaddexp(inner.log_var, outer.log_var + math.log(2))
@@ -121,11 +117,7 @@ def wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def _expm1_minus(x: Tensor) -> Tensor:
-    """exp(x) - 1 - x without the cancellation near 0, where it is x^2/2.
-
-    There it is 2 sinh(x/2)^2 + (sinh x - x) with the series of the bracket: four terms leave 1e-16 for |x| < 0.1.
-    Both branches have finite gradients wherever the result is finite, so that `where` is safe.
-    """
+    """exp(x) - 1 - x; near 0 it is 2 sinh(x/2)^2 + (sinh x - x), four terms of whose series leave 1e-16."""
     s = x * x
     bracket = x * s / 6 * (1 + s / 20 * (1 + s / 42 * (1 + s / 72)))
     near = 2 * torch.sinh(0.5 * x).square() + bracket
@@ -135,7 +127,7 @@ def _expm1_minus(x: Tensor) -> Tensor:
 def kl(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) = sum_d 1/2 [v1/v2 - 1 - log(v1/v2) + (m1 - m2)^2 / v2], PCME (B.1) with its -1.
 
-    (..., D), (..., D) -> (...). Exactly 0 at p = q; a relative error of 1e-5 in float32 for any small difference.
+    (..., D), (..., D) -> (...). Exactly 0 at p = q.
     """
     p, q = check_paired(p, q)
     distance = _square_distance(p, q) * (-q.log_var).exp()

@@ -1,23 +1,12 @@
 """Measures between all pairs of two sets of Gaussians: f(p, q) with p (B1, D) and q (B2, D) -> (B1, B2).
 
-Where the formula has rank one (csd_distance, csd_similarity, mean_cosine, wasserstein2) it is matrix products and
-vectors; the others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, of
-which 3 to 13 live at once (6 to 21 in the backward pass; inclusion_test has the most): 340 MiB at the default in
-float32. Training keeps nothing of size B1 * B2 * D either (`all_pairs`).
-
-Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of
-csd_distance and wasserstein2 is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2 and eps = 1.2e-7 in
-float32, for every order of summation: a dot product is off by at most D eps/2 times the sum of its |terms| (Jeannerod
-and Rump 2013). Measured: 7 eps S for random means, 60 where all coordinates are equal (MKL, D to 4,096). csd_similarity
-subtracts no norms and has a quarter of the bound. Pairs nearer than that are not ordered reliably, and wasserstein2 of
-equal Gaussians may be a little below 0: use the paired function for the few pairs for which this matters. The products
-run at torch's matmul precision "highest"; a backward pass runs later, at the precision that is set.
+Four are matrix products, the others the paired formulas over tiles of pairs, each temporary of at most `max_elements`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from prolip.gaussian import Gaussian, check_pair, without_autocast
 from prolip.measures import paired
 
-#: Default `max_elements`: 16 MiB per temporary tensor in float32.
-WORKSPACE = 2**22
+# Matrix-product forms subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of csd_distance and wasserstein2
+# is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2, for every order of summation (Jeannerod and Rump
+# 2013); csd_similarity has a quarter of the bound. Pairs nearer than that are not ordered reliably: use the paired
+# function for them.
+
+__all__ = ["WORKSPACE", "pairwise_bhattacharyya", "pairwise_csd_distance", "pairwise_csd_similarity", "pairwise_elk"]
+__all__ += ["pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion", "pairwise_mean_cosine"]
+__all__ += ["pairwise_wasserstein2"]
+
+WORKSPACE = 2**22  # default `max_elements`: 16 MiB per temporary tensor in float32
 
 
 def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -40,14 +37,6 @@ def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")
     return p, q
 
 
-def tile_shape(rows: int, cols: int, per_pair: int, max_elements: int) -> tuple[int, int]:
-    """Rows and columns of the squarest tile with rows * cols * per_pair <= max_elements; one pair at the least."""
-    pairs = max(1, max_elements // max(1, per_pair))
-    width = max(1, min(cols, int(pairs**0.5)))
-    height = max(1, min(rows, pairs // width))
-    return height, max(1, min(cols, pairs // height))
-
-
 def all_pairs(
     f: Callable[..., Tensor], rows: Sequence[Tensor], cols: Sequence[Tensor], per_pair: int, max_elements: int
 ) -> Tensor:
@@ -55,13 +44,14 @@ def all_pairs(
 
     f(*rows[i:i+b1], *cols[j:j+b2]) -> (b1, b2) may build tensors of b1 * b2 * per_pair elements; tiles are cut so that
     this stays within max_elements (or is one pair). With gradients each tile is checkpointed and computed again in the
-    backward pass: O(B1 + B2) is saved between the passes, and two tiles never exist at once. f must be deterministic:
-    draw random numbers before. Raises ValueError for max_elements < 1.
+    backward pass. f must be deterministic: draw random numbers before.
     """
     if max_elements < 1:
         raise ValueError(f"max_elements {max_elements} leaves no workspace: give 1 (one pair at a time) or more")
     b1, b2 = rows[0].shape[0], cols[0].shape[0]
-    height, width = tile_shape(b1, b2, per_pair, max_elements)
+    pairs = max(1, max_elements // max(1, per_pair))  # of the squarest tile
+    height = max(1, min(b1, pairs // max(1, min(b2, int(pairs**0.5)))))
+    width = max(1, min(b2, pairs // height))
     one_tile = height >= b1 and width >= b2
 
     def tile(*tensors: Tensor) -> Tensor:
@@ -82,18 +72,6 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
 
 
-def _tiled(
-    measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int, names: tuple[str, str] = ("p", "q")
-) -> Tensor:
-    """A paired measure over all pairs, in tiles."""
-    p, q = check_pairwise(p, q, names)
-
-    def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
-        return measure(Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0)))
-
-    return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
-
-
 def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
     """`csd_similarity` of all pairs, one matrix product and two vectors: (B1, D), (B2, D) -> (B1, B2)."""
     p, q = check_pairwise(p, q)
@@ -101,7 +79,7 @@ def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def pairwise_csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """`csd_distance` of all pairs, one matrix product; error as in the module's docstring: -> (B1, B2)."""
+    """`csd_distance` of all pairs, one matrix product; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     return (a.unsqueeze(1) + b) - 2 * _products(p.mean, q.mean)
@@ -114,7 +92,7 @@ def pairwise_mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
-    """`wasserstein2` of all pairs, two matrix products; error as in the module's docstring: -> (B1, B2)."""
+    """`wasserstein2` of all pairs, two matrix products; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     sigmas = _products((0.5 * p.log_var).exp(), (0.5 * q.log_var).exp())
@@ -122,10 +100,16 @@ def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The pairwise function of a paired measure without settings."""
+    """The pairwise function of a paired measure, with its options."""
 
-    def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-        return _tiled(measure, p, q, max_elements)
+    def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE, **options: Any) -> Tensor:
+        p, q = check_pairwise(p, q)
+
+        def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
+            sides = Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0))
+            return measure(*sides, **options)
+
+        return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
 
     pairwise.__name__ = pairwise.__qualname__ = f"pairwise_{measure.__name__}"
     pairwise.__doc__ = f"`{measure.__name__}` of all pairs (p_i, q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."
@@ -134,15 +118,5 @@ def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 pairwise_kl, pairwise_js = _all_pairs_of(paired.kl), _all_pairs_of(paired.js)
 pairwise_elk, pairwise_bhattacharyya = _all_pairs_of(paired.elk), _all_pairs_of(paired.bhattacharyya)
-
-
-def pairwise_log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE) -> Tensor:
-    """`log_inclusion` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements, ("inner", "outer"))
-
-
-def pairwise_inclusion_test(
-    inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact", max_elements: int = WORKSPACE
-) -> Tensor:
-    """`inclusion_test` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.inclusion_test, eps=eps, form=form), inner, outer, max_elements, ("inner", "outer"))
+pairwise_log_inclusion = _all_pairs_of(paired.log_inclusion)
+pairwise_inclusion_test = _all_pairs_of(paired.inclusion_test)

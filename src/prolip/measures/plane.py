@@ -21,8 +21,7 @@ class Plane(NamedTuple):
 def fit_plane(z: Gaussian) -> Plane:
     """The two main directions of points drawn from all Gaussians (N, D), N and D at least 2.
 
-    Eigenvectors of cov(means) + mean(variances), the covariance of such points: what ProLIP's figure 1 (A.1) estimates
-    from ten samples of each. ValueError for too few.
+    Eigenvectors of cov(means) + mean(variances), which ProLIP's figure 1 (A.1) estimates from ten samples of each.
     """
     if len(z.mean) < 2 or z.mean.shape[1] < 2:
         raise ValueError(f"Gaussians {tuple(z.mean.shape)}: a map takes two of two dimensions or more")
@@ -40,8 +39,6 @@ def fit_plane(z: Gaussian) -> Plane:
 def place(plane: Plane, z: Gaussian) -> Tensor:
     """Gaussians (N, D) in the plane, (N, 5): x, y, and of the ellipse of one standard deviation both radii, the longer
     one first, and its angle in radians.
-
-    A linear map keeps a Gaussian Gaussian: mean -> A (mean - centre), diag(variance) -> A diag(variance) A'.
     """
     places = (z.mean.double() - plane.centre) @ plane.axes.mT
     covariance = torch.einsum("id,nd,jd->nij", plane.axes, z.var.double(), plane.axes)

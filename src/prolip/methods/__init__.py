@@ -30,16 +30,14 @@ MODULES = {
     "triplet-sum": ("deterministic", "cosine"),
     "source-free": ("source_free", "mean"),
 }
-#: What is trained by default.
 DEFAULT_METHOD = "prolip"
 #: An environment variable with modules of further methods, separated by commas, each with a table METHODS. A saved
 #: model names its method and never a module: whose code runs is for its user to say.
 FURTHER = "PROLIP_METHODS"
-#: The measures that are these scores.
-ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}
+ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}  # the measures that are these scores
 
 
-class Table(Mapping[str, Method]):
+class LazyMethods(Mapping[str, Method]):
     """The methods of this package; a method is imported when it is read."""
 
     def __getitem__(self, name: str) -> Method:
@@ -52,11 +50,11 @@ class Table(Mapping[str, Method]):
         return len(MODULES)
 
 
-METHODS = Table()
+METHODS = LazyMethods()
 
 
 def further_methods() -> dict[str, Method]:
-    """The methods of the modules that PROLIP_METHODS names. ValueError where one of these cannot be used."""
+    """The methods of the modules that PROLIP_METHODS names. ValueError for an unusable module."""
     found: dict[str, Method] = {}
     for module in filter(None, os.environ.get(FURTHER, "").split(",")):
         try:
@@ -93,11 +91,11 @@ def retired_flags() -> dict[str, str]:
 
 
 def find_score(name: str) -> type[Score]:
-    """A score of `prolip.scores`, of a method or of a measure by its name; `NAME:setting=1` is that of NAME.
+    """A score of `prolip.scores`, of a method or of a measure by its name, or `NAME:setting=1`.
 
     ValueError with similar names for an unknown one.
     """
-    name = name.partition(":")[0]  # settings follow
+    name = name.partition(":")[0]
     name = ALIASES.get(name, name)
     if name in SCORES:
         return SCORES[name]
@@ -115,8 +113,7 @@ def find_score(name: str) -> type[Score]:
 def score_of(model: Any) -> Score:
     """The score by which a trained model compares images with texts: that of its method, with its trained numbers.
 
-    `.pairwise(images, texts)`, `.probability(images, texts)`, and `.units` where its traces count something. A network
-    that is neither ours nor fitted has csd, which is the cosine of points.
+    A network that is neither ours nor fitted has csd, which is the cosine of points.
     """
     own, config = getattr(model, "score", None), getattr(model, "config", None)
     if not isinstance(own, Score):  # which an OpenCLIP model with fitted variances has

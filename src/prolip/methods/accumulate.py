@@ -17,18 +17,20 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
 
     Tensors (as views) and lists are cut along their first dimension; scalars and other values go to every part.
     Entries with fewer rows (masked views) are cut evenly on their own, so some parts may hold none of them.
-    Raises ValueError for more parts than images or texts.
     """
     if parts < 1:
         raise ValueError(f"{parts} micro-batches: give 1 or more")
-    rows = max((len(value) for value in batch.values() if _has_rows(value)), default=0)
+
+    def cut(value: Any) -> list[Any]:
+        if isinstance(value, list):
+            return [[value[row] for row in rows] for rows in torch.arange(len(value)).tensor_split(parts)]
+        return list(value.tensor_split(parts)) if isinstance(value, Tensor) and value.ndim else [value] * parts
+
+    rows = max((len(x) for x in batch.values() if isinstance(x, list) or isinstance(x, Tensor) and x.ndim), default=0)
     if rows < parts:
         raise ValueError(f"{parts} micro-batches of a batch of {rows}: give at most {rows}, or a larger batch")
-    pieces: list[Batch] = [{} for _ in range(parts)]
-    for name, value in batch.items():
-        for piece, share in zip(pieces, _cut(value, parts)):
-            piece[name] = share
-    return pieces
+    shares = {name: cut(value) for name, value in batch.items()}
+    return [{name: share[part] for name, share in shares.items()} for part in range(parts)]
 
 
 def join_reps(pieces: list[Reps], shared: Collection[str] = ()) -> Reps:
@@ -41,15 +43,13 @@ def join_reps(pieces: list[Reps], shared: Collection[str] = ()) -> Reps:
 
 def split_cotangents(cotangents: Reps, pieces: list[Reps], shared: Collection[str] = ()) -> list[Reps]:
     """The cotangents of every micro-batch with representations `pieces`; scalars and `shared` get even parts."""
-    shares: list[Reps] = [{} for _ in pieces]
-    for name, value in cotangents.items():
-        if value.ndim == 0 or name in shared:
-            split = [value / len(pieces)] * len(pieces)
-        else:
-            split = list(value.split([len(piece[name]) for piece in pieces]))
-        for share, part in zip(shares, split):
-            share[name] = part
-    return shares
+    split = {
+        name: [value / len(pieces)] * len(pieces)
+        if value.ndim == 0 or name in shared
+        else value.split([len(piece[name]) for piece in pieces])
+        for name, value in cotangents.items()
+    }
+    return [{name: parts[place] for name, parts in split.items()} for place in range(len(pieces))]
 
 
 def accumulate_backward(
@@ -61,14 +61,12 @@ def accumulate_backward(
 ) -> Terms:
     """Add the gradients of one prepared batch, in `parts` micro-batches, to the parameters; return the detached terms.
 
-    The loss may compare any rows of the batch, so it is computed once on all representations: embed every micro-batch
-    without a graph, differentiate the loss to the representations, then backpropagate each micro-batch with its share
-    of these cotangents (the chain rule; Gao et al. 2021, section 3). Values and gradients equal those of `parts=1`;
-    one micro-batch at a time has a graph, for a second forward pass. Random layers repeat what they drew in the first.
+    The loss is computed once on all representations: embed every micro-batch without a graph, differentiate the loss to
+    the representations, then backpropagate each micro-batch with its share of these cotangents (Gao et al. 2021,
+    section 3). Values and gradients equal those of `parts=1`. Random layers repeat what they drew in the first pass.
 
     objective: an Objective or its DDP wrapper, whose ranks synchronise with the last micro-batch only.
     autocast: makes a context for the forward passes; call this function outside of it.
-    scale_loss: loss -> the scalar to differentiate, such as `GradScaler.scale`.
     """
     if parts == 1:
         with autocast():
@@ -112,15 +110,3 @@ def unwrap(objective: nn.Module) -> Objective:
             raise TypeError(f"{type(inner).__name__} holds no Objective: give an Objective or its DDP wrapper")
         inner = wrapped
     return inner
-
-
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
-
-
-def _cut(value: Any, parts: int) -> list[Any]:
-    if not _has_rows(value):
-        return [value] * parts
-    if isinstance(value, Tensor):
-        return list(value.tensor_split(parts))
-    return [[value[row] for row in rows] for rows in torch.arange(len(value)).tensor_split(parts)]

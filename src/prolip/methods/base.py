@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,7 @@ from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
 
-#: Bound on a = exp(logit_scale), as OpenCLIP's.
-MAX_LOGIT_SCALE = 100.0
+MAX_LOGIT_SCALE = 100.0  # bound on a = exp(logit_scale), as OpenCLIP's
 #: Pairs of a rank for the in-batch R@1 of every step, and its name among the terms.
 CANDIDATES, RECALL = 256, "batch_R@1"
 
@@ -30,62 +30,50 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolNeeds:
-    """Embeddings of all images and texts of the training data, before training, for `Objective.before_training`.
+    """Embeddings of all images and texts of the training data, before training, for `Objective.before_training`."""
 
-    each_epoch: and again before every epoch; texts: a file with a text a line, instead of the images' own texts.
-    """
-
-    each_epoch: bool = False
-    texts: str | None = None
+    each_epoch: bool = False  # and again before every epoch
+    texts: str | None = None  # a file with a text a line, instead of the images' own texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a method asks of the run around it; by default nothing but pairs of an image and a text.
+    """What a method asks of the run around it; by default nothing but pairs of an image and a text."""
 
-    data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
-    `unpaired`; teacher: name or address of a model to learn from, which the `Context` gives frozen; closing_samples:
-    samples to embed when training has ended, as an evaluation does and with all their captions, for
-    `Objective.after_training`; closing_changes: of these, images to embed under strong changes, too; pool: all of the
-    data is embedded before training.
-    """
-
+    #: Settings of `prolip.data.config.DataConfig` that follow from the method: captions, known_matches, unpaired.
     data: Mapping[str, Any] = field(default_factory=dict)
-    teacher: str | None = None
+    teacher: str | None = None  # name or address of a model to learn from, which the `Context` gives frozen
+    #: Samples to embed when training has ended, with all captions, for `Objective.after_training`.
     closing_samples: int = 0
-    closing_changes: int = 0
+    closing_changes: int = 0  # of these, images to embed under strong changes, too
     pool: PoolNeeds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The run around an objective.
-
-    seed, rank, world_size: random views are functions of these and of the step; total_steps: the run's length, None
-    outside of one; tokenizer: the model's, None where no text is read; teacher: the model that `Needs` asked for;
-    draws: every random number of a step, which the run's augmentation shares.
-    """
+    """The run around an objective. Random views are functions of seed, rank, world_size and of the step."""
 
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    total_steps: int | None = None
+    total_steps: int | None = None  # none outside of a run
     tokenizer: Any = None
     teacher: nn.Module | None = None
-    draws: Draws = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size} ranks: give 0 <= rank < world_size")
-        draws = Draws(seed=self.seed, rank=self.rank, world_size=self.world_size)
-        object.__setattr__(self, "draws", draws)  # the dataclass is frozen
+
+    @cached_property
+    def draws(self) -> Draws:
+        """Every random number of a step, which the run's augmentation shares."""
+        return Draws(seed=self.seed, rank=self.rank, world_size=self.world_size)
 
 
 class Objective(nn.Module):
     """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward.
 
-    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network, `config`
-    the method's dataclass, `context` the run around it; `needs` declares what the run has to give.
+    A method overrides `embed` and `terms`, and `prepare` when it draws random views.
     """
 
     #: Terms that are no part of the loss: those in the line of progress, and those in metrics.jsonl alone.
@@ -93,20 +81,23 @@ class Objective(nn.Module):
     details: tuple[str, ...] = ()
     #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
     shared: tuple[str, ...] = ()
-    #: The last result of `before_training`, on every rank; checkpoints store it.
-    pool_state: Mapping[str, Tensor]
-    model: Any  # as nn.Module, whose attributes a type checker takes for tensors
+    frozen: tuple[str, ...] = ()  # parameters of the model that the loss does not train
+    pool_state: Mapping[str, Tensor]  # the last result of `before_training`, on every rank; checkpoints store it
+    model: Any  # an nn.Module
     config: Any
 
     def __init__(self, model: nn.Module, config: Any, context: Context | None = None):
         super().__init__()
         self.model, self.config, self.context = model, config, context or Context()
         self.pool_state = {}
+        for name in self.frozen:
+            getattr(model, name).requires_grad_(False)
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
         """What a run by this config has to give; asked before there is any data or model."""
-        return Needs()
+        known = getattr(config, "known_matches", None)
+        return Needs() if known is None else Needs(data={"known_matches": known})
 
     @classmethod
     def balances(cls, config: Any) -> bool:
@@ -128,14 +119,23 @@ class Objective(nn.Module):
         return ()
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """Return the `pool_state`, equal on all ranks, from the model's score and each rank's share of all images and
-        texts. Called on all ranks where `Needs.pool` asks for it.
+        """The `pool_state`, equal on all ranks, from the model's score and each rank's share of all images and texts.
+
+        Called on all ranks where `Needs.pool` asks for it.
         """
         return {}
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
+        if getattr(self.config, "known_matches", False) and not {"caption_id", "caption_ids"} <= batch.keys():
+            missing = f"known_matches wants caption_id and caption_ids in the batch, which has {', '.join(batch)}"
+            raise ValueError(f"{missing}: read data with captions, or give --no-known-matches")
         return batch
+
+    def matches(self, batch: Batch) -> Matches | None:
+        """The known matches of the batch beyond its own pairs, with a config whose `known_matches` is true."""
+        known = getattr(self.config, "known_matches", False)
+        return Matches(batch["caption_ids"], batch["caption_id"]) if known else None
 
     def encode(self, kind: str, inputs: Tensor, **options: Any) -> Gaussian:
         """`model.encode_<kind>`. Raises TypeError where that gives points (a Tensor has a method `mean`, too)."""
@@ -157,13 +157,16 @@ class Objective(nn.Module):
         return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
     def means(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
         return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for constraints on parameters (a <= 100); must not wait for the device."""
+        """Called after every optimiser step, for constraints on parameters; must not wait for the device.
+
+        Clamps a = exp(logit_scale) <= 100 in place, as OpenCLIP: a clamp in the forward pass has a zero gradient.
+        """
         if hasattr(self.model, "logit_scale"):
-            clamp_logit_scale(self.model)
+            with torch.no_grad():
+                self.model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
         """Change buffers that the method added to the trained model, or its averaged twin, by its embeddings `pairs`.
@@ -177,29 +180,6 @@ class Objective(nn.Module):
         if cotangents is None:
             return self.logged(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
-
-
-class KnownMatches(Objective):
-    """An objective whose `known_matches` says whether every true caption of an image in the batch is a match."""
-
-    @classmethod
-    def needs(cls, config: Any) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
-
-    def prepare(self, batch: Batch, step: int) -> Batch:
-        """The batch, which must have caption ids for known matches."""
-        self.check_captions(batch)
-        return batch
-
-    def check_captions(self, batch: Batch) -> None:
-        """ValueError where known matches are asked for and the batch has no caption ids."""
-        if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
-            missing = f"known_matches wants caption_id and caption_ids in the batch, which has {', '.join(batch)}"
-            raise ValueError(f"{missing}: read data with captions, or give --no-known-matches")
-
-    def matches(self, batch: Batch) -> Matches | None:
-        """The known matches of the batch beyond its own pairs."""
-        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
 
 
 class MeansObjective(Objective):
@@ -227,27 +207,20 @@ POINTS = "Every image and text is a point: training learns no variances, and the
 
 
 class Method(NamedTuple):
-    """A way to train a model, and to use the trained model.
+    """A way to train a model, and to use the trained model."""
 
-    config: the dataclass whose fields are flags; objective: the loss that it configures; score: how trained models
-    compare, `score.of(model)`; probabilistic: False for points, whose variances mean nothing; extend: a function of a
-    fresh model and `config=`, which adds modules and may return the names of parameters (logit_scale, logit_bias) that
-    it has set; the model's config.json then has a copy of the config. adapts: it continues a trained model of any
-    method, which keeps its method, modules and score. variances: what they mean, in sentences for the report, where
-    LEARNED or POINTS are wrong.
-    """
-
-    config: type
+    config: type  # the dataclass whose fields are flags
     objective: type[Objective]
     score: type[Score]
-    probabilistic: bool = True
+    probabilistic: bool = True  # false for points, whose variances mean nothing
+    #: (model, config=...): adds modules to a fresh model, whose config.json then has a copy of the config; may return
+    #: the names of parameters (logit_scale, logit_bias) that it has set.
     extend: Callable[..., Any] | None = None
-    adapts: bool = False
-    variances: str = ""
+    adapts: bool = False  # it continues a trained model of any method, which keeps its method, modules and score
+    variances: str = ""  # what they mean, in sentences for the report, where LEARNED or POINTS are wrong
 
     @property
     def meaning(self) -> str:
-        """The report's sentences on the variances."""
         return self.variances or (LEARNED if self.probabilistic else POINTS)
 
 
@@ -287,12 +260,3 @@ def logit_scale_and_bias(model: Any) -> Reps:
     """Scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
     bias = upcast(model.logit_bias).reshape(()).clone()  # or the log would see it change with the optimiser's step
     return {"scale": upcast(model.logit_scale).exp().reshape(()), "bias": bias}
-
-
-@torch.no_grad()
-def clamp_logit_scale(model: Any) -> None:
-    """Keep a = exp(logit_scale) <= 100 by clamping the parameter in place, as OpenCLIP does.
-
-    A clamp in the forward pass would give a parameter beyond the bound a zero gradient and leave it there for good.
-    """
-    model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))

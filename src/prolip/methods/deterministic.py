@@ -11,22 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.losses import both_ways, dot_products, softmax_loss, tiled_loss_over_ranks, triplet_loss
 from prolip.losses.functional import Negatives
-from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Method, Reps, Terms, clip_loss
+from prolip.methods.base import Batch, Context, MeansObjective, Method, Reps, Terms, clip_loss
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
 
 @dataclass(kw_only=True)
-class SigLIPConfig:
-    """SigLIP has no constants besides scale and bias, which are the model's."""
-
-
-@dataclass(kw_only=True)
-class CLIPConfig:
-    """CLIP has no constants besides the scale, which is the model's."""
+class PointsConfig:
+    """SigLIP and CLIP have no constants besides scale and bias, which are the model's."""
 
 
 @dataclass(kw_only=True)
@@ -61,10 +56,15 @@ class VSEConfig(TripletConfig):
 class _DeterministicObjective(MeansObjective):
     """A contrastive loss of OpenCLIP's on the means."""
 
-    contrastive: nn.Module
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = self.make_loss(self.context)
+
+    @staticmethod
+    def make_loss(context: Context) -> nn.Module:
+        return clip_loss(context)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         with without_autocast(image.device):
             return {"loss": self.contrastive(image, text, *(reps[name] for name in self.statistics))}
@@ -73,85 +73,63 @@ class _DeterministicObjective(MeansObjective):
 class SigLIPObjective(_DeterministicObjective):
     """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation.
 
-    It sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of one
-    process, for any world size.
+    The mean over ranks of these losses is the loss of one process, for any world size.
     """
 
     @classmethod
-    def balances(cls, config: SigLIPConfig) -> bool:
+    def balances(cls, config: PointsConfig) -> bool:
         return True
 
-    def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
-        super().__init__(model, config, context)
+    @staticmethod
+    def make_loss(context: Context) -> nn.Module:
         from open_clip.loss import SigLipLoss  # late: it takes seconds
 
-        self.contrastive = SigLipLoss(rank=self.context.rank, world_size=self.context.world_size, dist_impl="bidir")
+        return SigLipLoss(rank=context.rank, world_size=context.world_size, dist_impl="bidir")
 
 
 class CLIPObjective(_DeterministicObjective):
     """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
 
-    Local rows against columns gathered with gradients. Without these gradients OpenCLIP's loss gives the towers 1/W of
-    theirs under DDP's mean (global rows), or leaves out the other ranks' part (local rows); global rows with gradients
-    are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
+    Local rows against columns gathered with gradients, without which OpenCLIP's loss is wrong under DDP's mean.
     """
 
     statistics = ("scale",)  # of the logit: the arguments of the loss
-
-    def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
-        super().__init__(model, config, context)
-        self.contrastive = clip_loss(self.context)
-        model.logit_bias.requires_grad_(False)
+    frozen = ("logit_bias",)  # which cancels in the softmax
 
 
-class InfoNCEObjective(MeansObjective, KnownMatches):
+class InfoNCEObjective(MeansObjective):
     """Mean of `losses.softmax_loss` of the rows and of the columns of a cos over the global batch, a = 1/tau learned.
 
-    Targets are all known matches of an image, and of a caption, in equal parts; CLIP's loss where each has one. A bias
-    cancels in the softmax, so it is frozen.
+    Targets are all known matches of an image, and of a caption, in equal parts; CLIP's loss where each has one.
     """
 
     statistics = ("scale",)
+    frozen = ("logit_bias",)
     config: InfoNCEConfig
 
-    def __init__(self, model: Any, config: InfoNCEConfig, context: Context | None = None):
-        super().__init__(model, config, context)
-        model.logit_bias.requires_grad_(False)
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))
 
-        def both_ways(cosine: Tensor, positive: Tensor) -> Tensor:
-            ways = (cosine, positive), transposed(cosine, positive)
-            return torch.stack([softmax_loss(scale * x, y) for x, y in ways]).mean()
+        def loss(cosine: Tensor, positive: Tensor) -> Tensor:
+            return torch.stack([softmax_loss(scale * x, y) for x, y in both_ways(cosine, positive)]).mean()
 
-        loss = tiled_loss_over_ranks(dot_products, (image,), (text,), both_ways, (scale,), self.matches(batch))
-        return {"loss": loss}
+        value = tiled_loss_over_ranks(dot_products, (image,), (text,), loss, (scale,), self.matches(batch))
+        return {"loss": value}
 
 
-class TripletObjective(MeansObjective, KnownMatches):
+class TripletObjective(MeansObjective):
     """Both ways of `losses.triplet_loss` over the cosines of the global batch; scale and bias are not trained."""
 
     statistics = ()
+    frozen = ("logit_scale", "logit_bias")
     config: TripletConfig
 
-    def __init__(self, model: Any, config: TripletConfig, context: Context | None = None):
-        super().__init__(model, config, context)
-        for parameter in (model.logit_scale, model.logit_bias):
-            parameter.requires_grad_(False)
-
-    def negatives(self, batch: Batch) -> Negatives:
-        """Which of them count."""
-        return "all"
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
-        start, kind = self.context.rank * len(image), self.negatives(batch)
+        start, kind = self.context.rank * len(image), batch.get("negatives", "all")
 
         def loss(similarity: Tensor, positive: Tensor) -> Tensor:
-            own, ways = similarity.diagonal(start), ((similarity, positive), transposed(similarity, positive))
+            own, ways = similarity.diagonal(start), both_ways(similarity, positive)
             return torch.stack([triplet_loss(x, y, own, self.config.margin, kind) for x, y in ways]).sum()
 
         with without_autocast(image.device):
@@ -164,16 +142,8 @@ class VSEObjective(TripletObjective):
     config: VSEConfig
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add whether the hardest negatives count yet."""
-        return super().prepare(batch, step) | {"hardest": step >= self.config.sum_steps}
-
-    def negatives(self, batch: Batch) -> Negatives:
-        return "hardest" if batch["hardest"] else "all"
-
-
-def transposed(similarity: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Own texts with all images, from own images with all texts: (B, W B) each."""
-    return transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
+        negatives: Negatives = "hardest" if step >= self.config.sum_steps else "all"
+        return super().prepare(batch, step) | {"negatives": negatives}
 
 
 class CosineScore(MeanScore):
@@ -187,8 +157,8 @@ class CosineScore(MeanScore):
 
 
 METHODS = {
-    "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
-    "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
+    "siglip": Method(PointsConfig, SigLIPObjective, MeanScore, probabilistic=False),
+    "clip": Method(PointsConfig, CLIPObjective, MeanScore, probabilistic=False),
     "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),
     "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
     "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),

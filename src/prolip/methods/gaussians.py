@@ -11,7 +11,7 @@ from torch import nn
 
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
-from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, Objective, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
@@ -22,17 +22,17 @@ class HeadsConfig:
 
     pooled_heads: bool = option(True, "heads of its own over all tokens; without: the means of the starting model")
     head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         check_range(self, "head_dim", least=2, remedy=", such as 1024")
 
 
-class HeadsObjective(KnownMatches):
+class HeadsObjective(Objective):
     """Gaussians of images and texts by a method's own heads; replaced parts of the towers are frozen."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
-    #: Parts of the Gaussians that the loss reads.
-    reads: tuple[str, ...] = Gaussian._fields
+    reads: tuple[str, ...] = Gaussian._fields  # parts of the Gaussians that the loss reads
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
@@ -45,17 +45,13 @@ class HeadsObjective(KnownMatches):
         return ("means are new: the method's heads make them; --no-pooled-heads keeps OpenCLIP's embedding",)
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
         image, text = (flat(side, self.encode(side, batch[side])) for side in ("image", "text"))
         return image | text | logit_scale_and_bias(self.model)
 
-    def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian]:
-        """Images and texts, in float32."""
-        return gaussian_of(reps, "image"), gaussian_of(reps, "text")
-
-    def for_the_log(self, image: Gaussian, text: Gaussian) -> Terms:
-        """Detached mean traces."""
-        return {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
+    def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian, Terms]:
+        """Images and texts, in float32, and their mean traces for the log."""
+        image, text = gaussian_of(reps, "image"), gaussian_of(reps, "text")
+        return image, text, {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
 
 
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
@@ -82,12 +78,10 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
 
     A head of OpenCLIP's towers, which have many kinds of these, or of another width keeps its own initial weights.
     """
-    if tower.has_reader:
+    if tower.has_reader or projection.out_features != tower.output_dim:
         return
     image = hasattr(tower, "proj")  # OpenCLIP's names
     own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)
-    if projection.out_features != tower.output_dim:
-        return
     linear = isinstance(own, nn.Linear)
     with torch.no_grad():
         norm.load_state_dict(own_norm.state_dict())

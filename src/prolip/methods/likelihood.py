@@ -1,14 +1,12 @@
-"""Means by a contrastive loss, variances fitted to the code lengths of matched pairs after training.
+"""Means by SigLIP's or CLIP's loss; after training `prolip.uncertainty.fit` fits variances and novelty.
 
-The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. After
-training, `prolip.uncertainty.fit` fits the variances: the trace of a text is (2/a) times the nats that it leaves open
-about its image, that of an image likewise against the texts; and novelty. docs/uncertainty_study.md has the theory.
+The trace of a text is (2/a) times the nats that it leaves open about its image, see docs/uncertainty_study.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +34,7 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.readings import Readings
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 PairLoss = Literal["sigmoid", "softmax"]
 
@@ -50,8 +48,7 @@ class LikelihoodConfig(FitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pair_loss not in get_args(PairLoss):
-            raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
+        check_choices(self)
         check_range(self, "captions_per_image", least=1)
 
 
@@ -68,10 +65,7 @@ class MatchWeights(nn.Module):
 
 
 class LikelihoodHead(VarianceHead):
-    """`VarianceHead`, which is inactive while the means are trained.
-
-    match: of the model, with the number of rows of the other side; side: which of its counts.
-    """
+    """`VarianceHead`, which is inactive while the means are trained. side: which of `match.counts` bounds its nats."""
 
     def __init__(self, parts: Parts, match: MatchWeights, side: int):
         super().__init__(parts)
@@ -127,18 +121,14 @@ def adopt(model: Any, fitted: Fitted) -> None:
 
 
 class LikelihoodObjective(MeansObjective):
-    """Sigmoid or softmax loss of the cosines of the global batch; the variances follow when training ends.
-
-    The softmax's is OpenCLIP's, local rows against columns gathered with gradients; its bias cancels, and is frozen.
-    """
+    """Sigmoid or softmax loss of the cosines of the global batch; the variances follow when training ends."""
 
     config: LikelihoodConfig
 
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
+        self.frozen = ("logit_bias",) if config.pair_loss == "softmax" else ()  # it cancels there
         super().__init__(model, config, context)
         self.softmax = clip_loss(self.context)
-        if config.pair_loss == "softmax":
-            model.logit_bias.requires_grad_(False)
 
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
@@ -163,13 +153,11 @@ class LikelihoodObjective(MeansObjective):
         return rows | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss."""
         image, texts = upcast(reps["image_mean"]), upcast(reps["text_mean"]).unbind(1)
         loss = torch.stack([self.pair_loss(image, text, reps["scale"], reps["bias"]) for text in texts]).mean()
         return {"loss": loss}
 
     def pair_loss(self, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        """Of unit means (B, D), one caption for each image."""
         if self.config.pair_loss == "softmax":
             with without_autocast(image.device):
                 return self.softmax(image, text, scale)
@@ -177,7 +165,6 @@ class LikelihoodObjective(MeansObjective):
         return sigmoid_loss_over_ranks(images, texts, scale, bias)
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
-        """Fit the variances and the novelty of a trained model to pairs of its own means."""
         adopt(model, fit_variances(pairs, vocabulary=model.vocab_size, seed=self.context.seed, **self.config.sizes))
 
 

@@ -21,8 +21,7 @@ from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Samples for uniformity, half of them images.
-UNIFORM_POINTS = 128
+UNIFORM_POINTS = 128  # samples for uniformity, half of them images
 
 
 @dataclass(kw_only=True)
@@ -39,7 +38,6 @@ class PCMEConfig(HeadsConfig):
     uniformity_weight: float = option(
         0.0, "weight of the uniformity loss; the paper's 0 for COCO, and 10 for CUB is 0.039 here at a batch of 128"
     )
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,10 +128,7 @@ class PCMEObjective(HeadsObjective):
     """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
 
     L = sum_ij -log p(label of ij) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
-    samples.
-
-    Released code sums -log p over all pairs in both directions, and KL over B x D: its loss is 2 B L with vib_beta =
-    2 kl_weight / D and uniform_lambda = 2 B uniformity_weight. PCME++'s rerun has the mean KL: vib_beta 2 B kl_weight.
+    samples. `notes` has the weights of released code, whose loss is 2 B L.
     """
 
     config: PCMEConfig
@@ -154,7 +149,7 @@ class PCMEObjective(HeadsObjective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""
-        self.check_captions(batch)
+        batch = super().prepare(batch, step)
         image, draws = batch["image"], self.context.draws
         samples, dim, rows = self.config.match_samples, self.model.embed_dim, draws.rows(len(image), image.device)
         streams = {"noise_image": Stream.IMAGE_SAMPLE, "noise_text": Stream.TEXT_SAMPLE}
@@ -162,10 +157,13 @@ class PCMEObjective(HeadsObjective):
         return batch | {name: x.view(-1, samples, dim) for name, x in noise.items()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """The loss and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
-        image, text = self.gaussians(reps)
-        points = sampled(image, batch["noise_image"]), sampled(text, batch["noise_text"])
+        image, text, traces = self.gaussians(reps)
+        noises = batch["noise_image"], batch["noise_text"]
+        points = [  # (B, J, D) by reparameterisation
+            z.mean.unsqueeze(1) + (z.log_var / 2).exp().unsqueeze(1) * noise.to(z.mean.dtype)
+            for z, noise in zip((image, text), noises)
+        ]
 
         def odds(images: Sequence[Tensor], texts: Sequence[Tensor]) -> Tensor:
             return log_match_odds(images[0], texts[0], scale, bias)
@@ -185,12 +183,7 @@ class PCMEObjective(HeadsObjective):
             rows = max(1, UNIFORM_POINTS // (2 * self.context.world_size))
             terms["uniformity"] = uniformity_over_ranks(torch.cat([x[:rows, 0] for x in points]))
             loss = loss + config.uniformity_weight * terms["uniformity"]
-        return {"loss": loss} | terms | self.for_the_log(image, text)
-
-
-def sampled(z: Gaussian, noise: Tensor) -> Tensor:
-    """Points of Gaussians by reparameterisation, (B, D), (B, J, D) -> (B, J, D)."""
-    return z.mean.unsqueeze(1) + (z.log_var / 2).exp().unsqueeze(1) * noise.to(z.mean.dtype)
+        return {"loss": loss} | terms | traces
 
 
 METHODS = {"pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream
 from prolip.scores import CSDScore
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 from prolip.views import NOISE, Mix, mix_images
 
 CSD = get_measure("csd_similarity")
@@ -41,14 +41,12 @@ class PCMEppConfig(HeadsConfig):
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
     clip_weight: float = option(0.0, "weight of an additional CLIP loss on the means, as in the paper's pre-training")
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "pseudo_weight", "vib_weight", "clip_weight")
         check_range(self, "mix_fraction", "size_augment", most=1, below=True)
-        if self.pseudo_positives not in get_args(PseudoPositives):
-            raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
+        check_choices(self)
 
 
 class PCMEppHead(nn.Module):
@@ -65,14 +63,16 @@ class PCMEppHead(nn.Module):
         self.size_augment = config.size_augment
         self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
         width = tower.width
-        self.block = None if tower.has_reader else fresh_copy(tower.blocks[-1])
+        self.block = None if tower.has_reader else copy.deepcopy(tower.blocks[-1])
+        for module in () if self.block is None else self.block.modules():  # with random weights
+            if reset := getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None)):
+                reset()
         parts = ("mean",) if tower.has_reader else ("mean", "log_var")
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.projections = linear_parts(width, dim, init_log_var, parts)
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
 
     def inherit(self, tower: Any) -> None:
-        """Start the means with the tower's own norm and projection, as the paper does."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
     def forward(
@@ -80,7 +80,12 @@ class PCMEppHead(nn.Module):
     ) -> Gaussian:
         features, valid = tokens.features()
         if self.noise is not None:
-            valid = self.some_of(features, valid, self.noise)
+            # SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u
+            # uniform in (s, 1); s is `size_augment`. The first token stays.
+            draw = self.noise[:, :1]
+            lost = (self.noise[:, 1 : 1 + features.shape[1]] < self.size_augment * draw) & (draw > self.size_augment)
+            lost[:, 0] = False
+            valid = ~lost if valid is None else valid & ~lost
         if self.block is None:
             return Gaussian(F.normalize(self.pooled("mean", features, valid), dim=-1), z.log_var)
         assert again is not None  # of our own tower
@@ -92,26 +97,6 @@ class PCMEppHead(nn.Module):
         """GPO(W LN(x)) of tokens (B, K, width) -> (B, D)."""
         layer: Any = self.projections[part]
         return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid)
-
-    def some_of(self, features: Tensor, valid: Tensor | None, noise: Tensor) -> Tensor:
-        """SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u uniform
-        in (s, 1); s is `size_augment`. The first token stays. features: (B, K, width); noise: (B, 1 + K) uniform.
-        """
-        draw = noise[:, :1]
-        lost = noise[:, 1 : 1 + features.shape[1]] < self.size_augment * draw
-        lost = lost & (draw > self.size_augment)
-        lost[:, 0] = False
-        return ~lost if valid is None else valid & ~lost
-
-
-def fresh_copy(block: nn.Module) -> Any:
-    """A block of the same form with random weights."""
-    copied = copy.deepcopy(block)
-    for module in copied.modules():
-        reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-        if reset is not None:
-            reset()
-    return copied
 
 
 def extend(model: Any, config: PCMEppConfig) -> tuple[str, ...]:
@@ -149,7 +134,7 @@ class PCMEppObjective(HeadsObjective):
 
         Mixup or CutMix is drawn once for all ranks.
         """
-        self.check_captions(batch)
+        batch = super().prepare(batch, step)
         image, draws = batch["image"], self.context.draws
         rows = draws.rows(len(image), image.device)
         if self.config.size_augment and self.config.pooled_heads:
@@ -179,9 +164,8 @@ class PCMEppObjective(HeadsObjective):
             visual.head.noise = text.head.noise = None
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 3 and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
-        image, text = self.gaussians(reps)
+        image, text, traces = self.gaussians(reps)
         mix = Mix(batch["share"], batch["partner"]) if "share" in batch else None
 
         def pairs(similarity: Tensor, positive: Tensor) -> Tensor:
@@ -201,7 +185,7 @@ class PCMEppObjective(HeadsObjective):
             with without_autocast(image.mean.device):
                 terms["clip"] = self.clip(image.mean, text.mean, scale)
             loss = loss + config.clip_weight * terms["clip"]
-        return {"loss": loss} | terms | self.for_the_log(image, text)
+        return {"loss": loss} | terms | traces
 
 
 METHODS = {"pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend)}

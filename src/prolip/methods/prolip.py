@@ -14,21 +14,11 @@ from prolip import views
 from prolip.flops import EncoderPass
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import INCLUSION_FORMS
-from prolip.methods.base import (
-    Batch,
-    Context,
-    KnownMatches,
-    Method,
-    Reps,
-    Terms,
-    flat,
-    gaussian_of,
-    logit_scale_and_bias,
-)
+from prolip.methods.base import Batch, Context, Method, Objective, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.random import Stream
 from prolip.scores import CSDScore
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 REDUCTIONS = ("dim", "pair")
 
@@ -65,12 +55,10 @@ class ProLIPConfig:
         )
         check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
         check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
-        for name, choices in (("inclusion_form", INCLUSION_FORMS), ("inclusion_reduction", REDUCTIONS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
+        check_choices(self)
 
 
-class ProLIPObjective(KnownMatches):
+class ProLIPObjective(Objective):
     """The loss of ProLIP's equation 6 on one batch of images and texts.
 
     L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]
@@ -124,14 +112,13 @@ class ProLIPObjective(KnownMatches):
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
 
-        Adds masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text
-        (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
+        masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text (M, L).
         """
         image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
         model, draws = self.model, self.context.draws
         if len(image) != len(text):
             raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
-        self.check_captions(batch)
+        batch = super().prepare(batch, step)
         if self.config.alpha2 == 0:
             return batch
         rows, patches = views.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
@@ -166,7 +153,6 @@ class ProLIPObjective(KnownMatches):
         return reps | flat("masked_text", texts.select(slice(rows, None))) if self.masks_texts else reps
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
         views = [view for view in ("image", "text", "masked_image", "masked_text") if f"{view}_mean" in reps]
         settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}

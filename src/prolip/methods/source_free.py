@@ -17,7 +17,7 @@ from prolip.data.augment.affine import to_device
 from prolip.data.captions import stable_hash
 from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian, upcast, without_autocast
-from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.losses import Matches, both_ways, dot_products, tiled_loss_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Method, Needs, PoolNeeds, Reps, Terms
 from prolip.methods.gaussians import freeze_unread
 from prolip.random import Stream
@@ -25,13 +25,11 @@ from prolip.ranks import blocks, everywhere, shares
 from prolip.scores import MeanScore, Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
-#: K of the paper.
-NEIGHBOURS = 300
-#: Scores that are held together.
-CELLS = 2**26
+NEIGHBOURS = 300  # k of the paper
+CELLS = 2**26  # scores that are held together
 
 
 @dataclass(kw_only=True)
@@ -52,8 +50,7 @@ class SourceFreeConfig:
     target_texts: str | None = option(None, "file with a text a line; default: all texts of the training data")
 
     def __post_init__(self) -> None:
-        if self.pair_weight not in get_args(PairWeight):
-            raise ValueError(f"pair_weight={self.pair_weight!r}: use one of {', '.join(get_args(PairWeight))}")
+        check_choices(self)
         check_range(self, "weight_mean", above=True)
         check_range(self, "weight_slope")
         check_range(self, "neighbours", least=2, remedy=": what one query retrieves has no spread")
@@ -76,9 +73,7 @@ class SourceFreeObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: SourceFreeConfig) -> Needs:
-        """Batches of images alone, and a pool."""
-        pool = PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts)
-        return Needs(data={"captions": 0}, pool=pool)
+        return Needs(data={"captions": 0}, pool=PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts))
 
     def notes(self, batch: int) -> tuple[str, ...]:
         """K of either direction, once there is a pool."""
@@ -89,27 +84,28 @@ class SourceFreeObjective(MeansObjective):
         return (f"each query retrieves {', '.join(near)} (--neighbours)",)
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """Return the pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids
-        with its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
+        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
+        its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
         """
         (z, images), (_, texts) = pool.side("image"), pool.side("text")
-        own = torch.tensor([key_id(key) for key in pool.keys], dtype=torch.int64, device=z.mean.device)
+        ids = [stable_hash(key, bits=63) for key in pool.keys]
+        own = torch.tensor(ids, dtype=torch.int64, device=z.mean.device)
         _, keys = everywhere(images, own)
         place = keys.argsort()
         if len(twice := keys[place][1:][keys[place].diff() == 0]):
             named = [repr(key) for key, found in zip(pool.keys, own.tolist()) if found in twice.tolist()]
             which = (named or ["of a sample of another rank"])[0]
             raise ValueError(f"two images have the key {which}: give every sample of the training data its own")
-        found = pseudo_pairs(score, pool, self.config)
+        image, text, weight = pseudo_pairs(score, pool, self.config)
         row = torch.empty_like(place)
         row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
-        order = row[found.image].argsort(stable=True)
-        start = torch.bincount(row[found.image], minlength=len(keys)).cumsum(0)
+        order = row[image].argsort(stable=True)
+        start = torch.bincount(row[image], minlength=len(keys)).cumsum(0)
         return {
             "keys": keys[place],
             "start": F.pad(start, (1, 0)),
-            "text": found.text[order],
-            "weight": found.weight[order],
+            "text": text[order],
+            "weight": weight[order],
             "text_ids": everywhere(texts, pool.text_ids.to(texts.device))[1],
         }
 
@@ -118,7 +114,7 @@ class SourceFreeObjective(MeansObjective):
         state, draws = self.pool_state, self.context.draws
         if not state:
             raise ValueError("no pseudo-pairs: set `pool_state` to the result of `before_training`")
-        wanted = torch.tensor([key_id(key) for key in batch["key"]])
+        wanted = torch.tensor([stable_hash(key, bits=63) for key in batch["key"]])
         row = torch.searchsorted(state["keys"], wanted).clamp(max=len(state["keys"]) - 1)
         strange = (state["keys"][row] != wanted).nonzero().flatten().tolist()
         if strange:
@@ -139,10 +135,8 @@ class SourceFreeObjective(MeansObjective):
         start = self.context.rank * len(image)
 
         def loss(similarity: Tensor, positive: Tensor) -> Tensor:
-            own = similarity.diagonal(start)
-            columns = transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
-            ways = (similarity, positive, weight[:, 0]), (*columns, weight[:, 1])
-            return torch.stack([triplet_loss(x, y, own, self.config.margin, weight=w) for x, y, w in ways]).sum()
+            own, ways = similarity.diagonal(start), zip(both_ways(similarity, positive), weight.unbind(1))
+            return torch.stack([triplet_loss(*x, own, self.config.margin, weight=w) for x, w in ways]).sum()
 
         known = Matches(batch["caption_ids"], batch["caption_id"])
         with without_autocast(image.device):
@@ -150,20 +144,7 @@ class SourceFreeObjective(MeansObjective):
         return {"loss": value, "pair_weight": weight.mean()}
 
 
-def key_id(key: str) -> int:
-    """A checksum of a sample's key, 63 bits."""
-    return stable_hash(key, bits=63)
-
-
-class PseudoPairs(NamedTuple):
-    """P pairs of rows of a pool: image, text (P,) int64; weight (P, 2), of the image and of the text as a query."""
-
-    image: Tensor
-    text: Tensor
-    weight: Tensor
-
-
-class Retrieved(NamedTuple):
+class Neighbours(NamedTuple):
     """Results of a rank's queries, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
 
     scores: Tensor
@@ -171,17 +152,14 @@ class Retrieved(NamedTuple):
 
 
 def neighbourhood(config: SourceFreeConfig, size: int) -> int:
-    """K in a pool of `size`: the setting, or the paper's 300 (for COCO); for spread min(300, max(3, size / 100))."""
+    """K in a pool of `size`: the setting, or the paper's 300; for spread min(300, max(3, size / 100))."""
     spread = config.pair_weight == "spread"
     return min(size, config.neighbours or (min(NEIGHBOURS, max(3, size // 100)) if spread else NEIGHBOURS))
 
 
-def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfig) -> PseudoPairs:
+def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Every image with its nearest text and every text with its nearest image, by the model's own score; equal on all
-    ranks, which must all call it.
-
-    w = lambda exp(-beta u) / mean exp(-beta u), u the uncertainty of a query in standard deviations over all queries of
-    its side: the paper's lambda exp(-beta V) with beta and lambda in units that fit any model.
+    ranks, which must all call it: rows of images and texts, (P,) int64, and `weigh`ts of either as a query, (P, 2).
     """
     nearest, weight = [], []
     for side in get_args(Side):
@@ -193,11 +171,14 @@ def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfi
     (images, texts), (text, image) = (torch.arange(len(x)) for x in nearest), nearest
     # pairs that are found both ways are one
     image, text = torch.stack([torch.cat([images, image]), torch.cat([text, texts])]).unique(dim=1)
-    return PseudoPairs(image, text, torch.stack([weight[0][image], weight[1][text]], 1))
+    return image, text, torch.stack([weight[0][image], weight[1][text]], 1)
 
 
 def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
-    """lambda exp(-beta u) over its mean, u in standard deviations: (Q,) -> (Q,) float32; all equal where u is."""
+    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32.
+
+    The paper's lambda exp(-beta V) with beta and lambda in units that fit any model; all equal where u is.
+    """
     u = uncertainty.double()
     spread = u.std(correction=0)
     u = (u - u.amin()) / spread if spread > 0 else torch.zeros_like(u)
@@ -206,12 +187,11 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
 
 
 @torch.no_grad()
-def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceFreeConfig) -> Retrieved:
+def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceFreeConfig) -> Neighbours:
     """The `neighbourhood` nearest texts of every image of this rank, or images of every text.
 
-    Exact, by all scores: blocks of every rank's gallery arrive in turn; equal scores rank by rising row, on every
-    device and for any number of ranks. A rank of n queries holds 12 K n bytes, its share of the pool, one block and
-    some 10 CELLS numbers; its share of the work is 2 D N M / W multiplications and additions.
+    Exact; equal scores rank by rising row, on every device and for any number of ranks. n queries of a rank hold 12 K n
+    bytes, its share, a block and 10 CELLS numbers.
     """
     (queries, _), (gallery, rows) = pool.side(side), pool.side("text" if side == "image" else "image")
     size = sum(shares(rows))
@@ -230,20 +210,15 @@ def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceF
             both = torch.cat([best[part], scores.gather(1, near)], 1).gather(1, order)
             both, order = both.sort(dim=1, descending=True, stable=True)
             best[part], found[part] = both[:, :count], names.gather(1, order[:, :count])
-    return Retrieved(best, found)
+    return Neighbours(best, found)
 
 
 # --- uncertainty of a query ------------------------------------------------------------------------------------------
-def no_weight(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
-    """0 for every query."""
-    return torch.zeros(len(near.rows))
-
-
-def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
+def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
     """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
 
     x_i: the mean retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no tensor of
-    Q x K x D is made. A rank of n queries holds 8 (D + 1) n bytes.
+    Q x K x D is made.
     """
     gallery, rows = pool.side("text" if side == "image" else "image")
     queries, count = near.rows.shape
@@ -264,7 +239,7 @@ def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, n
     return (sums[:, -1] - sums[:, :-1].square().sum(1)) / gallery.mean.shape[1]
 
 
-def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
+def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
     """The score's uncertainty of an input: its trace. ValueError where all have the same."""
     z, rows = pool.side(side)
     own = score.uncertainty(z)
@@ -275,11 +250,8 @@ def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieve
     return own
 
 
-def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
-    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability.
-
-    ValueError where the score has neither.
-    """
+def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
+    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability."""
     if (scaled := score.scaled(near.scores)) is not None:
         return scaled.double().logsumexp(1) - scaled[:, 0]
     if (matches := score.match_probability(near.scores[:, 0].double())) is not None:
@@ -288,11 +260,8 @@ def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrie
     raise ValueError(f"--pair-weight probability requires a trained scale, and {missing}")
 
 
-def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
-    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`.
-
-    ValueError for a model without novelty.
-    """
+def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
+    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`."""
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
         remedy = "`prolip uncertainty` fits it, or take --pair-weight spread"
@@ -302,8 +271,8 @@ def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrie
 
 
 #: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.
-UNCERTAINTY: dict[str, Callable[[Score, UnpairedEmbeddings, Side, Retrieved], Tensor]] = {
-    "none": no_weight,
+UNCERTAINTY: dict[str, Callable[[Score, UnpairedEmbeddings, Side, Neighbours], Tensor]] = {
+    "none": lambda score, pool, side, near: torch.zeros(len(near.rows)),
     "spread": rank_weighted_variance,
     "trace": own_trace,
     "probability": code_length,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import check_choices, check_range
 
 ComponentNoise = Literal["independent", "shared"]
 
@@ -38,22 +37,13 @@ class VACSRConfig(HeadsConfig):
     gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
     pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
-    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "kl_weight", "recon_weight", "sigma_weight")
         check_range(self, "mixture_components", "adapter_hidden", "pair_tile", least=1)
         check_range(self, "gumbel_temperature", above=True)
-        if self.component_noise not in get_args(ComponentNoise):
-            raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
-
-
-class PairNoise(NamedTuple):
-    """Random numbers of pairs: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
-
-    normal: Tensor
-    gumbel: Tensor
+        check_choices(self)
 
 
 class SimilarityAdapter(nn.Module):
@@ -75,28 +65,26 @@ class SimilarityAdapter(nn.Module):
         self.out = nn.Linear(hidden, 1)
         nn.init.zeros_(self.log_var.bias)
 
-    def forward(self, v: Tensor, t: Tensor, noise: PairNoise, temperature: float) -> Tensor:
-        """Of all pairs of (n, D), (m, D), noise (n, m, ...): (3, n, m), in float32 or float64.
+    def forward(self, v: Tensor, t: Tensor, normal: Tensor, gumbel: Tensor, temperature: float) -> Tensor:
+        """Of all pairs of (n, D), (m, D), noise (n, m, K D), or (n, m, D) for all components, (n, m, K): (3, n, m).
 
-        The logit of z = `sample`; the divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension, as every VIB
-        here; and log sigma^2 of the pair, the mean over the dimensions of sum_k w_k log_var_k.
+        The logit of z = sum_k w_k (mean_k + sigma_k normal_k), 3.1, w the softmax of log alpha + gumbel; the divergence
+        sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension; log sigma^2, the mean over D of sum_k w_k log_var_k.
         """
         with without_autocast(v.device):
             h = torch.relu(self.encode(self.dim * (v.unsqueeze(1) * t)))
             shape = *h.shape[:2], self.components, self.dim
             mean, log_var = self.mean(h).view(shape), self.log_var(h).view(shape)
-            weight = ((F.log_softmax(self.mix, 0) + noise.gumbel.to(h.dtype)) / temperature).softmax(-1)
+            weight = ((F.log_softmax(self.mix, 0) + gumbel.to(h.dtype)) / temperature).softmax(-1)
             sigma = (log_var / 2).exp()
-            z = sample(weight, mean, sigma, noise.normal.to(h.dtype))
+            drawn = torch.addcmul(mean, sigma, normal.to(h.dtype).unflatten(-1, (-1, self.dim)))
+            z = (weight.unsqueeze(-2) @ drawn).squeeze(-2)
             logit = self.out(torch.relu(self.decode(z))).squeeze(-1)
             divergence = (mean.square() + sigma.square() - 1 - log_var).mean(-1) / 2 @ self.mix.softmax(0)
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
 
     def fold_into(self, network: PairNetwork) -> None:
-        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and the mean over D of sum_k alpha_k log_var_k.
-
-        Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
-        """
+        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and the mean over D of sum_k alpha_k log_var_k."""
         alpha, decode = self.mix.softmax(0), self.decode.weight
 
         def mixed(layer: nn.Linear) -> list[Tensor]:
@@ -116,22 +104,11 @@ class SimilarityAdapter(nn.Module):
                 layer.bias.copy_(bias)
 
 
-def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
-    """z = sum_k w_k (mean_k + sigma_k normal_k), section 3.1: a sample of every component, mixed by the softmax w.
-
-    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
-    of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
-    """
-    drawn = torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1])))
-    return (weight.unsqueeze(-2) @ drawn).squeeze(-2)
-
-
 class PairNetwork(nn.Module):
     """An adapter without sampling, for all pairs or paired rows, in a bounded workspace.
 
-    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings;
-    first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
-    The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j.
+    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings. The
+    first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j.
     """
 
     def __init__(self, dim: int, hidden: int):
@@ -147,7 +124,8 @@ class PairNetwork(nn.Module):
     def forward(self, v: Tensor, t: Tensor) -> Tensor:
         """The logit of all pairs, (n, D), (m, D) -> (n, m)."""
         out = v.new_empty(len(v), len(t))
-        rows, columns = chunks(v.device, len(t))
+        columns = max(1, min(len(t), 1024))
+        rows = max(1, self.pairs_at_once(v) // columns)
         first, second, last = self.first, self.second, self.last
         with without_autocast(v.device):
             for i in range(0, len(v), rows):
@@ -162,23 +140,20 @@ class PairNetwork(nn.Module):
 
     def paired(self, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The logit and log sigma^2 of each pair of rows, (N, D), (N, D) -> (N,), (N,)."""
-        found = []
-        rows = math.prod(chunks(v.device, 1024))
+        found, rows = [v.new_empty(0, 2)], self.pairs_at_once(v)
+        layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
         with without_autocast(v.device):
             for own, other in zip(v.split(rows), t.split(rows)):
-                layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
                 h = torch.relu_(F.linear(own * other, *layers[0]))
                 logit = F.linear(torch.relu_(F.linear(h, *layers[1])), *layers[2])
                 found.append(torch.cat([logit, F.linear(h, *layers[3])], 1))
-        logit, log_var = torch.cat(found).unbind(1) if found else v.new_empty(2, 0).unbind(0)
+        logit, log_var = torch.cat(found).unbind(1)
         return logit, log_var
 
-
-def chunks(device: torch.device, gallery: int) -> tuple[int, int]:
-    """Images and texts at a time: their hidden values stay in a core's cache on CPU and fill a device on one."""
-    columns = max(1, min(gallery, 1024))
-    pairs = 1 << 12 if device.type == "cpu" else 1 << 17
-    return max(1, pairs // columns), columns
+    @staticmethod
+    def pairs_at_once(v: Tensor) -> int:
+        """How many hidden values stay in a core's cache on CPU and fill a device on one."""
+        return 1 << 12 if v.device.type == "cpu" else 1 << 17
 
 
 class PooledHead(nn.Module):
@@ -191,7 +166,6 @@ class PooledHead(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def inherit(self, tower: Any) -> None:
-        """Start with the tower's own norm and projection."""
         begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
@@ -210,11 +184,9 @@ def extend(model: Any, config: VACSRConfig) -> None:
 
 
 class VACSRScore(Score):
-    """The adapter's logit of a pair, whose sigmoid is the similarity, without sampling: decoded from the mean E[z].
+    """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from E[z] = sum_k alpha_k mean_k.
 
-    E[z] = sum_k alpha_k mean_k, the mean of the mixture: section 3.2 decodes the mean of a drawn component, which at
-    inference would be random. The logit ranks as the similarity does and is never tied at 1. shortlist: how many of
-    each query's nearest by `coarse` the adapter scores; 0: all, which is exact. After them the order is that of
+    shortlist: how many of each query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of
     `coarse`, and there is no probability.
     """
 
@@ -235,17 +207,17 @@ class VACSRScore(Score):
         return score.to(adapter.mix.device).requires_grad_(False)
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """The exact logits, images first."""
         p, q = check_pair(queries, gallery, ("images", "texts"))
         return self.network.to(p.mean.device)(p.mean, q.mean)
 
     def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """sum_d c_d v_d t_d, a dot product weighted by the adapter's linear part: matches need no large cosines."""
+        """The cheap score that chooses the shortlist: sum_d c_d v_d t_d, c the adapter's linear part."""
         images, texts = upcast(queries.mean), upcast(gallery.mean)
         with without_autocast(images.device):
             return images * self.network.to(images.device).linear.to(images) @ texts.mT
 
     def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        """The score of each pair of rows, (N, D), (N, D) -> (N,)."""
         return self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[0]
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor:
@@ -261,39 +233,33 @@ class VACSRObjective(HeadsObjective):
     """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
 
     reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, with the gradient of OpenCLIP's
-    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches. With
-    both terms of the ELBO per pair (4), the paper's alpha is kl_weight / B where its KL is a mean over D, kl_weight /
-    (B D) where it is a sum.
+    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches.
     """
 
     statistics = ("sigma",)
+    frozen = ("logit_scale", "logit_bias")
     reads = ("mean",)
     config: VACSRConfig
 
     def __init__(self, model: Any, config: VACSRConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
+        for parameter in model.uncertainty_parameters():
             parameter.requires_grad_(False)
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """alpha in the paper's units, after the notes on the means."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
         means = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
         own = f"{means} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
         return (*super().notes(batch), own)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add the seed of the pairs' noise."""
-        self.check_captions(batch)
-        return batch | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
+        return super().prepare(batch, step) | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
     def embed(self, batch: Batch) -> Reps:
-        """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
         return self.means(batch) | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """The loss and its parts, unweighted; with the mean sigma of the matches for the log."""
         config, seed = self.config, batch["pair_seed"]
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         weights = {name.removeprefix("adapter."): reps[name] for name in self.shared}
@@ -302,8 +268,8 @@ class VACSRObjective(HeadsObjective):
 
         def sample(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
             (v, rows), (t, columns) = images, texts
-            noise = PairNoise(*pair_noise(seed, rows, columns, normals, config.mixture_components))
-            return functional_call(self.model.adapter, weights, (v, t, noise, config.gumbel_temperature))
+            noise = pair_noise(seed, rows, columns, normals, config.mixture_components)
+            return functional_call(self.model.adapter, weights, (v, t, *noise, config.gumbel_temperature))
 
         parts: Terms = {}
 
@@ -326,11 +292,11 @@ class VACSRObjective(HeadsObjective):
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
     """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.
 
-    The hardest negative of an image is the most similar text that is no match (section 3.2; the maximum that (10)
-    prints is that of L_sigma, which with label 1 is largest where a pair is least similar).
+    The hardest negative of an image is the most similar text that is no match, section 3.2.
     """
     label = positive.to(logit.dtype)
-    similarity = StraightThroughSigmoid.apply(logit)
+    # whose gradient is that of the logit, A.1: 1/2 (y - similarity)^2 then has that of the sigmoid loss, (13)
+    similarity = logit.detach().sigmoid() + (logit - logit.detach())
     matches = variance_loss(similarity - 1, log_var)
     hardest = logit.masked_fill(positive, -torch.inf).max(1)
     negative = matches.gather(1, hardest.indices.unsqueeze(1)).squeeze(1)
@@ -344,22 +310,9 @@ def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
 def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
     """L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8), any shape.
 
-    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. s^2 is in (0, 1), as error^2 is: the optimum
-    is sigma^2 = error^2 / (1 - error^2). 1/s^2 = 1 + exp(-log_var).
+    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. 1/s^2 = 1 + exp(-log_var).
     """
     return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
-
-
-class StraightThroughSigmoid(torch.autograd.Function):
-    """sigmoid(x) whose gradient is that of x, A.1: 1/2 (y - sigmoid(x))^2 then has that of the sigmoid loss, (13)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sigmoid()
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        return grad_output
 
 
 OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."

@@ -6,22 +6,25 @@ import json
 import logging
 import math
 import os
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from open_clip.convert import load_big_vision_weights
+from open_clip.convert import convert_state_dict, load_big_vision_weights
+from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from safetensors.torch import load_file, save_file
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.models import diagnose
 from prolip.models.config import check_keys, is_reader
 from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES, is_run
-from prolip.models.openclip import OURS, completed, openclip_view, to_openclip
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.utils.documents import read_json, shown
@@ -31,29 +34,30 @@ from prolip.utils.outputs import replacing_folder
 
 log = logging.getLogger(__name__)
 
-# Keys of the weights in checkpoints: of `training`, of OpenCLIP, of others.
-CONTAINERS = ("objective", "state_dict", "model")
+CONTAINERS = ("objective", "state_dict", "model")  # keys of the weights in checkpoints: training's, OpenCLIP's, others'
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Tensors of a CLIP model's TorchScript archive that are no weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
 # LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
 KEEP_FIRST = 20
-#: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
-LARGEST_LOG_SCALE = 20
+LARGEST_LOG_SCALE = 20  # Logarithm of a scale of similarities: OpenCLIP bounds it by log 100
 #: Ends of the names of a method's tensors that are younger than published weights: their initial zeros change nothing.
 YOUNGER = (".ambiguity.words",)
-
 #: Keys of a preprocessing that OpenCLIP reads from a folder, its files, and our blocks beside its own.
 PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
 OPENCLIP_FILES = ("open_clip_config.json", "open_clip_model.safetensors")
 OUR_BLOCKS = ("prolip_cfg", "method_cfg")
+OURS = re.compile(r"(visual|text)\.tower\.")
 
 
 class CheckpointError(RuntimeError):
     """Weights and model do not fit."""
 
     many_lines = True
+
+
+Grid = tuple[int, int]
 
 
 class LoadReport(NamedTuple):
@@ -98,6 +102,57 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
     return dict(state)
 
 
+# --- OpenCLIP's weights: its names are ours without `tower` -----------------------------------------------------------
+def openclip_view(model: Any) -> Any:
+    """A model in the form that OpenCLIP's functions take."""
+    towers = {"visual": model.visual.tower, "text": model.text.tower}
+    return SimpleNamespace(**towers, logit_scale=model.logit_scale, logit_bias=model.logit_bias)
+
+
+def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
+    view = openclip_view(model)
+    found = convert_state_dict(view, dict(state))
+    if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
+        found = convert_to_custom_text_state_dict(found)
+    found.pop("text.transformer.embeddings.position_ids", None)  # not saved by transformers since version 4.31
+    resize_pos_embed(found, view)
+    trunk = getattr(
+        view.visual, "trunk", None
+    )  # OpenCLIP skips timm's positions, a ResNet's, those of texts with [CLS]
+    for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
+        old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is None or new is None or old.shape[-2] == new.shape[-2]:
+            continue
+        special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        grid = [math.isqrt(len(new) - 1)] * 2 if trunk is None else list(trunk.patch_embed.grid_size)
+        rows = resample_abs_pos_embed(old.reshape(1, -1, old.shape[-1]), grid, num_prefix_tokens=special)
+        found[name] = rows.reshape(*new.shape[:-1], -1)
+    name = "text.positional_embedding"
+    if getattr(view.text, "cls_emb", None) is None or name not in found:
+        resize_text_pos_embed(found, view)
+    else:
+        words = {name: found[name][:-1]}
+        own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+        resize_text_pos_embed(words, SimpleNamespace(text=own))
+        found[name] = torch.cat([words[name], found[name][-1:]])
+    return {re.sub(r"^(visual|text)\.", r"\1.tower.", name): value for name, value in found.items()}
+
+
+def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(tensors of OpenCLIP's model, under its names; those of readers and methods) of a whole state."""
+    theirs, ours = {}, {}
+    for name, value in state.items():
+        if OURS.match(name):
+            theirs[name.replace("tower.", "", 1)] = value
+        elif name in ("logit_scale", "logit_bias") or name.startswith("text_decoder."):
+            theirs[name] = value
+        else:
+            ours[name] = value
+    return theirs, ours
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
 def load_checkpoint(
     model: ProLIP,
     source: str | os.PathLike | Mapping[str, Tensor],
@@ -108,19 +163,20 @@ def load_checkpoint(
 
     source: a file or a state dict; with OpenCLIP's weights readers keep their initial values. image_grid: rows and
     columns of patches that the weights were trained with; without, those of the model if there are as many, else a
-    square. The method's parts keep their initial values, as does `ProLIP.own_starts`, where the weights are of another
-    method, and then begin with `ProLIP.inherit`; a whole part beside the towers and YOUNGER tensors do so where the
-    weights are older. Raises `CheckpointError` naming every mismatch.
+    square. The method's parts keep their initial values where the weights are of another method, and then begin with
+    `ProLIP.inherit`; whole new parts and YOUNGER tensors do so where the weights are older.
     """
-    reads = is_reader(model.config)
-    if reads and not isinstance(source, Mapping) and Path(source).suffix in (".npz", ".npy"):
-        return load_archive(model, source)
-    place = "a state dict" if isinstance(source, Mapping) else source
-    given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
+    reads, path = is_reader(model.config), None if isinstance(source, Mapping) else Path(source)
+    if reads and path and path.suffix in (".npz", ".npy"):
+        return load_archive(model, path)
+    place = path or "a state dict"
+    given = read_state_dict(path, weights_only) if path else unwrap(source)
     own, kept = model.state_dict(), set[str]()
     state = {key: value for key, value in given.items() if key not in ARCHIVE_EXTRAS}
     if reads and not any(OURS.match(name) for name in state):
-        state, kept = completed(model, state, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
+        state = from_openclip(model, state) | (readers_beside(path) if path else {})
+        kept = {name for name in own if ".reader." in name or name == "logit_bias"} - state.keys()
+        state |= {name: own[name].clone() for name in kept}
     for name in ("logit_scale", "logit_bias"):
         if name in state and state[name].numel() == 1:
             state[name] = state[name].reshape(own[name].shape)
@@ -133,17 +189,22 @@ def load_checkpoint(
     new |= model.own_starts if other_method else set()
     state, kept = state | {name: own[name] for name in new}, kept | new
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
-    same_parts = state.keys() == own.keys() and not reads
-    grids = (image_grid, model.visual.grid_size)
-    resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
+    resized = []
+    if state.keys() == own.keys() and not reads:
+        resized = fit_positions(state, own, image_grid, model.visual.grid_size, model.context_length)
     check_fit(state, own)
     check_values_of(state, own, place)
     model.load_state_dict(state)
     if other_method:
         model.inherit()
-    report = LoadReport(tuple(sorted(kept)), tuple(resized))
-    log.info("%s: %s", place, load_report(report, own, [name for name in given if name in ARCHIVE_EXTRAS]))
-    return report
+    log.info(
+        "%s: loaded %d of %d tensors; new, at their initial values: %s; interpolated: %s; not used: %s",
+        place,
+        len(own) - len(kept),
+        len(own),
+        *(", ".join(names) or "none" for names in (sorted(kept), resized, [x for x in given if x in ARCHIVE_EXTRAS])),
+    )
+    return LoadReport(tuple(sorted(kept)), tuple(resized))
 
 
 def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
@@ -160,10 +221,7 @@ def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
 
 
 def readers_beside(weights: Path) -> dict[str, Tensor]:
-    """The readers and the method's parts in a folder of ours beside OpenCLIP's weights; nothing in another's.
-
-    CheckpointError where its configuration has readers, and their file is gone.
-    """
+    """The readers and the method's parts in a folder of ours beside OpenCLIP's weights; nothing in another's."""
     beside, config = weights.parent / READERS, weights.parent / OPENCLIP_FILES[0]
     if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
         return {}
@@ -181,61 +239,30 @@ def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], plac
     if kinds := [name for name, value in own.items() if value.is_floating_point() != state[name].is_floating_point()]:
         found = f"{state[kinds[0]].dtype} in {len(kinds)} of {len(own)} tensors ({', '.join(kinds[:3])})"
         raise CheckpointError(f"{place} holds {found}, the model {own[kinds[0]].dtype}: give its own weights")
-    scale = state.get("logit_scale")
-    if scale is not None and scale.abs().max() > LARGEST_LOG_SCALE:
-        found = f"a logit_scale of {scale.abs().max():g}, the logarithm of a factor"
-        raise CheckpointError(
-            f"{place} has {found}: trained ones are below {LARGEST_LOG_SCALE}, give another checkpoint"
-        )
-
-
-def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
-    """One line for the log. own: the model's state; unused: names in the checkpoint that were not used."""
-    parts: dict[str, list[int]] = {}
-    for name in own:
-        counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
-        counts[0] += name not in report.kept
-        counts[1] += 1
-    shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
-    lines = [f"loaded {len(own) - len(report.kept)} of {len(own)} tensors ({shares})"]
-    lines.append(f"new, at their initial values: {', '.join(report.kept) or 'none'}")
-    if report.resized:
-        lines.append(f"interpolated: {', '.join(report.resized)}")
-    return "; ".join([*lines, f"not used: {', '.join(unused) or 'none'}"])
+    if (scale := float(state.get("logit_scale", torch.zeros(())).abs().max())) > LARGEST_LOG_SCALE:
+        wanted = f"the logarithm of a factor, which is below {LARGEST_LOG_SCALE}"
+        raise CheckpointError(f"{place} has a logit_scale of {scale:g}, want {wanted}: give another checkpoint")
 
 
 def fit_positions(
-    state: dict[str, Tensor],
-    own: Mapping[str, Tensor],
-    grids: tuple[tuple[int, int] | None, tuple[int, int]],
-    context: int,
+    state: dict[str, Tensor], own: Mapping[str, Tensor], old: Grid | None, new: Grid, context: int
 ) -> list[str]:
-    """Interpolate positions of another image size or context length in place; returns a line for each change.
-
-    grids: rows and columns of patches in the checkpoint, None where unknown, and in the model.
-    """
+    """Interpolate positions of an old grid of patches (rows, columns) and context in place; a line for each change."""
     changed = []
-    before, now = grids
-    for name, resize in (
-        (IMAGE_POSITIONS, lambda x: resize_image_positions(x, now, before)),
-        (TEXT_POSITIONS, lambda x: resize_text_positions(x, context)),
-    ):
-        old, new = state.get(name), own[name]
-        if old is None or old.ndim != 2 or old.shape[1] != new.shape[1] or len(old) <= SPECIAL_TOKENS:
+    for name in (IMAGE_POSITIONS, TEXT_POSITIONS):
+        rows, wanted, is_image = state.get(name), own[name], name == IMAGE_POSITIONS
+        if rows is None or rows.ndim != 2 or rows.shape[1] != wanted.shape[1] or len(rows) <= SPECIAL_TOKENS:
             continue  # left to the strict check
         # As many patches may lie in another shape.
-        turned = name == IMAGE_POSITIONS and before not in (None, now) and math.prod(before) == math.prod(now)
-        if len(old) != len(new) or turned:
-            state[name] = resize(old)
-            changed.append(f"{name} from {len(old)} to {len(state[name])} rows, the {SPECIAL_TOKENS} special ones kept")
+        turned = is_image and old is not None and old != new and math.prod(old) == math.prod(new)
+        if len(rows) != len(wanted) or turned:
+            state[name] = resize_image_positions(rows, new, old) if is_image else resize_text_positions(rows, context)
+            changed.append(f"{name} from {len(rows)} to {len(state[name])} rows")
     return changed
 
 
 def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
-    """Rows [CLS], [UNC], patches -> the same for another grid; the special rows are untouched.
-
-    Bicubic, antialiased, as OpenCLIP does it. old: rows and columns of the patches, a square if these are not as many.
-    """
+    """Rows [CLS], [UNC], patches -> the same for another grid, as OpenCLIP does it; old: a square if not as many."""
     special, patches = positions[:SPECIAL_TOKENS], positions[SPECIAL_TOKENS:]
     if old is None or old[0] * old[1] != len(patches):
         side = math.isqrt(len(patches))
@@ -249,7 +276,7 @@ def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[
 
 
 def resize_text_positions(positions: Tensor, length: int) -> Tensor:
-    """Rows tokens, [UNC], [CLS] -> the same for `length` tokens; the special rows are untouched.
+    """Rows tokens, [UNC], [CLS] -> the same for `length` tokens.
 
     Shorter: the first rows, since texts start at the first position. Longer, as LongProLIP: the first 20 rows (a third
     of them when there are fewer than 60) stay and the others are interpolated linearly, both ends fixed, over the rest.
@@ -273,24 +300,18 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     ]
     if not (missing or unexpected or shapes):
         return
-    lines = ["the weights do not fit the model:"]
-    for title, names in (("only in the model", missing), ("only in the checkpoint", unexpected)):
-        if names:
-            lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
-    if shapes:
-        lines.append(f"  shapes ({len(shapes)}): {'; '.join(shapes)}")
+    found = {"only in the model": missing, "only in the checkpoint": unexpected, "shapes": shapes}
+    lines = [f"  {title} ({len(names)}): {', '.join(names)}" for title, names in found.items() if names]
     if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
         remedy = "these are names of transformers' CLIP: give OpenCLIP's weights of that model"
     elif "text.unc_emb" in missing:
-        remedy = (
-            "these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
-            " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances"
-        )
+        remedy = "these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
+        remedy += " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances"
     elif shapes and not missing and not unexpected:
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
     else:
         remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or use another checkpoint"
-    raise CheckpointError("\n".join([*lines, f"  {remedy}"]))
+    raise CheckpointError("\n".join(["the weights do not fit the model:", *lines, f"  {remedy}"]))
 
 
 def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
@@ -327,10 +348,8 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
     """Write weights and configuration, from which `local-dir:<folder>` loads the same model.
 
-    With OpenCLIP's towers OpenCLIP opens the folder too, as a model of points: our blocks are where it does not look,
-    readers and the method's parts in a file beside. tokenizer: one of `get_tokenizer`'s, whose files replace those of
-    another. The folder is replaced in one step; other files in it stay. ValueError where one of them names another
-    model.
+    With OpenCLIP's towers OpenCLIP opens the folder too, as a model of points. tokenizer: one of `get_tokenizer`'s,
+    whose files replace those of another. The folder is replaced in one step; other files in it stay.
     """
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")

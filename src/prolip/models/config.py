@@ -1,7 +1,4 @@
-"""A model's configuration: OpenCLIP's JSON layout with a block `prolip_cfg`; validated before anything is built.
-
-What every key may hold is checked by pydantic, and so is the size of what the whole would build.
-"""
+"""A model's configuration: OpenCLIP's JSON layout with a block `prolip_cfg`; validated before anything is built."""
 
 from __future__ import annotations
 
@@ -24,10 +21,8 @@ from prolip.utils.flags import did_you_mean
 
 #: Configurations of the text towers of transformers that OpenCLIP names, which it would ask the hub for.
 TRANSFORMERS = Path(__file__).parent / "configs" / "transformers"
-#: Larger models are refused before anything is built: some 80 GB of float32.
-MAX_PARAMETERS = 20_000_000_000
-#: Patches of an image and tokens of a text, each of which attends to all others.
-MAX_TOKENS = 2**16
+MAX_PARAMETERS = 20_000_000_000  # Larger models are refused before anything is built: some 80 GB of float32
+MAX_TOKENS = 2**16  # Patches of an image and tokens of a text, each of which attends to all others
 
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
@@ -41,16 +36,16 @@ Sides = Annotated[
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
 Exponent = Annotated[float, Field(ge=-80, le=80)]
-Colours = Annotated[list[Annotated[float, Field(ge=-256, le=256)]], Field(min_length=3, max_length=3, strict=False)]
-Spreads = Annotated[list[Annotated[float, Field(ge=1e-6, le=256)]], Field(min_length=3, max_length=3, strict=False)]
+SpecialToken = Annotated[str, Field(pattern=r"^<\w{1,64}>$")]
 
 
-class Rules(BaseModel):
+def three(least: float, most: float) -> Any:
+    """The type of one number for each colour."""
+    return Annotated[list[Annotated[float, Field(ge=least, le=most)]], Field(min_length=3, max_length=3, strict=False)]
+
+
+class Rules(BaseModel, strict=True, extra="forbid", allow_inf_nan=False, str_max_length=500, validate_default=True):
     """Values are of their key's type without conversion, and numbers are finite."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, str_max_length=500, validate_default=True
-    )
 
 
 class TokenizerRules(Rules):
@@ -60,9 +55,7 @@ class TokenizerRules(Rules):
     reduction_mask: Literal["simple", "random", "shuffle", "syntax"] = "simple"
     strip_sep_token: bool = False
     language: str = ""
-    additional_special_tokens: Annotated[
-        list[Annotated[str, Field(pattern=r"^<\w{1,64}>$")]], Field(max_length=1000, strict=False)
-    ] = []
+    additional_special_tokens: Annotated[list[SpecialToken], Field(max_length=1000, strict=False)] = []
 
 
 def rules_of(name: str, /, **keys: Any) -> Any:
@@ -97,8 +90,8 @@ BOUNDS: dict[str, Any] = dict.fromkeys((*COUNTS, "n_queries"), Count) | {
 PREPROCESS: dict[str, Any] = {
     "size": Sides,
     "mode": Literal["RGB"],
-    "mean": Colours,
-    "std": Spreads,
+    "mean": three(-256, 256),
+    "std": three(1e-6, 256),
     "interpolation": Literal["bicubic", "bilinear", "random"],
     "resize_mode": Literal["shortest", "longest", "squash"],
     "fill_color": Annotated[int, Field(ge=0, le=255)],
@@ -129,10 +122,9 @@ class TwoTowers(Rules):
     init_logit_bias: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
 
 
-class OpenCLIPRules(TwoTowers):
+class OpenCLIPRules(TwoTowers, extra="ignore"):
     """OpenCLIP reads what it knows."""
 
-    model_config = ConfigDict(extra="ignore")
     multimodal_cfg: DecoderRules | None = None  # type: ignore[valid-type]
 
 
@@ -179,14 +171,13 @@ def check_size(config: Any) -> None:
     rows = {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
     for block in ("vision_cfg", "text_cfg", "multimodal_cfg"):  # the last: of OpenCLIP's captioning models
         tower = getattr(config, block, None)
-        if tower and isinstance(tower.layers, int):  # not a ResNet's
-            squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
-            count = tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim)
-            if count > MAX_PARAMETERS:
-                raise ValueError(
-                    f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are built: lower"
-                    " width, layers, mlp_ratio, patch_size or vocab_size"
-                )
+        if tower is None or not isinstance(tower.layers, int):  # a ResNet's
+            continue
+        squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
+        count = tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim)
+        if count > MAX_PARAMETERS:
+            most = f"at most {MAX_PARAMETERS:.0e} are built: lower width, layers, mlp_ratio, patch_size or vocab_size"
+            raise ValueError(f"{block} is a tower of {count:.1e} parameters, {most}")
 
 
 # --- whole configurations of ours -------------------------------------------------------------------------------------
@@ -201,25 +192,19 @@ RELEASED_TEXT |= {"proj_bias": True, "embed_unc": True}
 
 
 class ProLIPCfg(Rules):
-    """The block that ProLIP adds to OpenCLIP's configuration.
-
-    forward: `paper`; `released`: the forward pass that the published weights were trained with; `reader`: OpenCLIP's
-    towers as they are, with readers (`prolip.models.readers`); init_unc_bias: initial log sigma^2; init_unc_gain: its
-    initial spread over inputs and dimensions; conv_stem: convolutions in place of the patch projection, for small
-    images and little data; mask_padding: hide padding from attention, which the paper does not; pad_token_id: the
-    tokenizer's padding; mask_token_id: [MASK], for masked texts, none where the vocabulary has no such token;
-    special_token_ids: start and end of text, never masked.
-    """
+    """The block that ProLIP adds to OpenCLIP's configuration."""
 
     model_config = ConfigDict(frozen=True)
+
+    #: released: as the published weights were trained; reader: OpenCLIP's towers with readers (`prolip.models.readers`)
     forward: Literal["paper", "released", "reader"] = "paper"
-    init_unc_bias: Exponent = -10.0
-    init_unc_gain: Annotated[float, Field(ge=0, le=100)] = 0.1
-    conv_stem: bool = False
-    mask_padding: bool = False
+    init_unc_bias: Exponent = -10.0  # of log sigma^2
+    init_unc_gain: Annotated[float, Field(ge=0, le=100)] = 0.1  # initial spread over inputs and dimensions
+    conv_stem: bool = False  # convolutions in place of the patch projection, for small images and little data
+    mask_padding: bool = False  # hide padding from attention, which the paper does not
     pad_token_id: Token = 0
-    mask_token_id: Token | None = None
-    special_token_ids: Annotated[tuple[Token, ...], Field(max_length=1000, strict=False)] = ()
+    mask_token_id: Token | None = None  # for masked texts, none where the vocabulary has no such token
+    special_token_ids: Annotated[tuple[Token, ...], Field(max_length=1000, strict=False)] = ()  # never masked
 
 
 MethodRules = rules_of("MethodRules", name=(str, METHOD), config=(dict[str, Any], {}))
@@ -232,16 +217,13 @@ class ProLIPRules(TwoTowers):
     method_cfg: MethodRules | None = None  # type: ignore[valid-type]
 
 
-class ReaderRules(ProLIPRules, OpenCLIPRules):
+class ReaderRules(ProLIPRules, OpenCLIPRules, extra="forbid"):
     """A configuration of OpenCLIP's with our blocks."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class ReleasedRules(Rules):
+class ReleasedRules(Rules, extra="ignore"):
     """The keys of uncertainty in a tower's block of a published checkpoint."""
 
-    model_config = ConfigDict(extra="ignore")
     embed_unc: bool = False
     init_unc_bias: Exponent = -10.0
 
@@ -256,8 +238,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
 
     They were trained with SigLIP's vocabulary, pad = end = 1 and [MASK] = 32000 (absent from smaller ones), and its
-    cleaning, lower case without punctuation. Their configuration names neither, nor RELEASED_TEXT. Its pooling and
-    padding of texts are ignored, as [CLS] is pooled.
+    cleaning; their configuration names neither. [CLS] is pooled, whatever it says.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
     for key in ("output_dict", "cast_dtype"):  # of the class that was published, not of the model
@@ -281,26 +262,30 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with every default of ours filled in, JSON-able.
-
-    ValueError naming the key for unknown keys, values of a wrong type or beyond bounds, and models that cannot be built
-    or would be too large.
-    """
+    """The configuration with all our defaults filled in, JSON-able; ValueError naming the key that does not fit."""
     if not isinstance(config, Mapping):
         raise ValueError(f"the model configuration is {shown(config)}: give name -> value")
     check_tree(config)
     if is_released(config):
         config = convert_released(config)
-    if "prolip_cfg" not in config:
-        config = with_readers(config)
     out: dict[str, Any] = copy.deepcopy(dict(config))
-    reads = is_reader(config)
-    checked: Any = check(ReaderRules, without_nones(out)) if reads else check(ProLIPRules, out)
-    if reads:
-        _check_reader(checked)
+    if "prolip_cfg" not in config:  # OpenCLIP's
+        dim, text = check(OpenCLIPRules, without_nones(out)).embed_dim, out["text_cfg"]
+        if name := text.get("hf_model_name"):
+            text["vocab_size"] = transformers_config(name)["vocab_size"]
+        # its configuration does not name the padding
+        names = str(text.get("hf_tokenizer_name") or "").lower()
+        pad = any(part in names for part in ("siglip", "xlm", "roberta", "nllb")) and "siglip2" not in names
+        # variances cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b), with the greatest scale a = 100
+        start = -math.log(1000 * dim) - 0.1
+        own = {"forward": "reader", "init_unc_bias": start, "pad_token_id": int(pad)}
+        out |= {"custom_text": True, "prolip_cfg": own}
+    if reads := is_reader(out):
+        checked: Any = check(ReaderRules, without_nones(out))
     else:
+        checked = check(ProLIPRules, out)
         out.pop("custom_text", None)
-        _check_own(checked)
+    check_towers(checked, reads)
     check_size(checked)
     out["quick_gelu"] = bool(checked.quick_gelu)
     out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
@@ -316,20 +301,6 @@ def is_reader(config: Mapping[str, Any]) -> bool:
     return isinstance(own, Mapping) and own.get("forward") == "reader"
 
 
-def with_readers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenCLIP's configuration with a block `prolip_cfg` for readers.
-
-    The variances start so small that their traces cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b),
-    with the greatest scale a = 100.
-    """
-    out = {**copy.deepcopy(dict(config)), "custom_text": True}
-    dim = check(OpenCLIPRules, without_nones(config)).embed_dim
-    if name := config["text_cfg"].get("hf_model_name"):
-        out["text_cfg"]["vocab_size"] = transformers_config(name)["vocab_size"]
-    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1}
-    return out | {"prolip_cfg": own | {"pad_token_id": padding(config["text_cfg"])}}
-
-
 def transformers_config(name: str) -> dict[str, Any]:
     """What transformers would be told of a text tower by the hub; ValueError for one that is not bundled."""
     path = TRANSFORMERS / name.rpartition("/")[2] / "config.json"
@@ -339,13 +310,6 @@ def transformers_config(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def padding(text: Mapping[str, Any]) -> int:
-    """The id that fills up texts of an OpenCLIP text tower, which its configuration does not name."""
-    name = str(text.get("hf_tokenizer_name") or "").lower()
-    ones = ("siglip", "xlm", "roberta", "nllb")
-    return int(any(part in name for part in ones) and "siglip2" not in name)
-
-
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the null keys of its blocks, which those of other libraries' towers have."""
     blocks = {block: values for block, values in config.items() if isinstance(values, Mapping)}
@@ -353,31 +317,31 @@ def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_openclip(config: Mapping[str, Any]) -> None:
-    """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
+    """ValueError for values of OpenCLIP's configuration that do not fit, and towers that are too large."""
     check_size(check(OpenCLIPRules, without_nones(config)))
 
 
-def _check_reader(checked: Any) -> None:
-    """Refuse options of our own towers, and transformers of OpenCLIP's that cannot be built."""
-    for key in ("conv_stem", "mask_padding"):
+def check_towers(checked: Any, reads: bool) -> None:
+    """Refuse what our own towers do not have, or only they; widths that cannot be built; ids with two meanings."""
+    for key in ("conv_stem", "mask_padding") if reads else ():
         if getattr(checked.prolip_cfg, key):
             raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
-    for block, foreign in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_model_name")):
+    sides = ("vision_cfg", "timm_model_name", "head_width"), ("text_cfg", "hf_model_name", "heads")
+    for block, foreign, divisor in sides:
         tower = getattr(checked, block)
-        if getattr(tower, foreign) is None and isinstance(tower.layers, int):  # a ResNet has a list of them
-            _check_width(block, tower)
-
-
-def _check_own(checked: Any) -> None:
-    """Refuse towers other than OpenCLIP's transformers, and token ids beyond the vocabulary or with two meanings."""
-    for block in ("vision_cfg", "text_cfg"):
-        tower = getattr(checked, block)
-        for key, field in type(tower).model_fields.items():
+        for key, field in () if reads else type(tower).model_fields.items():
             if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
                 raise ValueError(f"{block}.{key}: towers with [UNC] do not have it; give width, layers, heads")
-        if isinstance(tower.layers, list):
+        if isinstance(tower.layers, list) and not reads:
             raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: give a transformer's number")
-        _check_width(block, tower)
+        if getattr(tower, foreign) is not None or isinstance(tower.layers, list):
+            continue
+        if tower.width % (parts := getattr(tower, divisor)):
+            raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
+        if tower.width * tower.mlp_ratio < 1:
+            raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
+    if reads:
+        return
     own, text, vision = checked.prolip_cfg, checked.text_cfg, checked.vision_cfg
     rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):
@@ -389,15 +353,6 @@ def _check_own(checked: Any) -> None:
         raise ValueError(f"prolip_cfg has token id {most}, but text_cfg.vocab_size is {text.vocab_size}: enlarge it")
     if "pad_id" in text.model_fields_set and text.pad_id != own.pad_token_id:
         raise ValueError(f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {own.pad_token_id}: drop one")
-
-
-def _check_width(block: str, tower: Any) -> None:
-    """Refuse a transformer whose width its heads do not divide, or without a hidden unit."""
-    divisor = "head_width" if block == "vision_cfg" else "heads"
-    if tower.width % (parts := getattr(tower, divisor)):
-        raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
-    if tower.width * tower.mlp_ratio < 1:
-        raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
 
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

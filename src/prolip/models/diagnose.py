@@ -15,8 +15,7 @@ from prolip.utils.messages import appearance_of, explain_missing, first_few
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
-#: Readers and a method's parts, beside OpenCLIP's model in a folder.
-READERS = "readers.safetensors"
+READERS = "readers.safetensors"  # Readers and a method's parts, beside OpenCLIP's model in a folder
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 VOCABULARY_NAMES = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
@@ -76,16 +75,17 @@ def is_run(folder: Path) -> bool:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a configuration with weights."""
-    files = [any((folder / name).is_file() for name in names) for names in (CONFIG_NAMES, WEIGHT_NAMES)]
-    return all(files) and not is_run(folder)
+    return not is_run(folder) and all(
+        any((folder / name).is_file() for name in names) for names in (CONFIG_NAMES, WEIGHT_NAMES)
+    )
 
 
 def json_of(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none."""
+    values: Any = None
     with suppress(OSError, ValueError):
         values = read_json(path)
-        return values if isinstance(values, dict) else {}
-    return {}
+    return values if isinstance(values, dict) else {}
 
 
 def why_no_model(path: Path) -> str | None:
@@ -111,9 +111,7 @@ def model_of(run: Path, checkpoint: Path | None = None) -> str:
     if files and (checkpoint or not folders):
         name = (json_of(run / "config.json").get("model") or {}).get("model", "NAME")
         ways.append(f"--model {name} --pretrained {files[-1]}")
-    return (
-        f"use {' or '.join(ways)}" if ways else "it has neither a model nor a checkpoint yet: train on, --resume auto"
-    )
+    return f"use {' or '.join(ways)}" if ways else "it has neither model nor checkpoint yet: train on, --resume auto"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -131,14 +129,11 @@ def why_no_name(name: str) -> str | None:
     path = Path(name).expanduser()
     if path.exists():
         return why_no_model(path) or f"{name} is a folder: give it as local-dir:{name}"
-    if (
-        path.suffix in (".pt", ".pth", ".bin", ".safetensors")
-        or name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-    ):
-        wanted = "A model is a name, local-dir:FOLDER or hf-hub:ORG/NAME"
-        return f"there is no {name}: {explain_missing(str(path))} {wanted}"
-    return None
+    is_file = path.suffix in (".pt", ".pth", ".bin", ".safetensors")
+    if not (is_file or name.startswith((".", "/", "~")) or name.count("/") > 1):
+        return None
+    wanted = "A model is a name, local-dir:FOLDER or hf-hub:ORG/NAME"
+    return f"there is no {name}: {explain_missing(str(path))} {wanted}"
 
 
 def check_config(config: Any, path: object) -> dict[str, Any]:

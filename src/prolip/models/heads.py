@@ -18,17 +18,12 @@ TEMPERATURE, WIDTH = 0.1, 32
 
 
 class Tokens(NamedTuple):
-    """A tower's tokens, as a method's own head gets them.
+    """A tower's tokens, as a method's own head gets them."""
 
-    last: (B, K, W), the last block's output for patches, places of a pyramid, or words; valid: which of them count,
-    (B, K) bool, None for all; pooled: (B, W), the token that becomes the mean, None where the tower pools in a way of
-    its own; before: the last block's input, as `last`, None without a reader.
-    """
-
-    last: Tensor
-    valid: Tensor | None = None
-    pooled: Tensor | None = None
-    before: Tensor | None = None
+    last: Tensor  # (B, K, W), the last block's output for patches, places of a pyramid, or words
+    valid: Tensor | None = None  # which of them count, (B, K) bool, None for all
+    pooled: Tensor | None = None  # (B, W), the token that becomes the mean, None for another way of pooling
+    before: Tensor | None = None  # the last block's input, as `last`, None without a reader
 
     def features(self) -> tuple[Tensor, Tensor | None]:
         """The pooled token, where there is one, and the last ones, (B, 1 + K, W), with which of them count."""
@@ -39,21 +34,19 @@ class Tokens(NamedTuple):
 
 
 def blank_others(x: Tensor, keep: Tensor, grid: Sequence[int], patch: Sequence[int]) -> Tensor:
-    """Images with every patch but those of `keep` (B, K) at 0, the mean colour: (B, 3, H, W). grid: rows and columns;
-    patch: height and width in pixels.
-    """
+    """Images with every patch but those of `keep` (B, K) at 0, the mean colour; grid: rows, columns; patch: pixels."""
     kept = x.new_zeros(x.shape[0], grid[0] * grid[1]).scatter_(1, keep, 1.0).view(-1, 1, *grid)
     return x * kept.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
 
 
 def own_words(ids: Tensor, pad_id: int) -> Tensor:
-    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
+    """Which tokens (B, L) are no padding at their text's end; the first always counts."""
     place = torch.arange(ids.shape[1], device=ids.device)
     return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
 
 
 def layer_norm(norm: Any, x: Tensor) -> Tensor:
-    """An `nn.LayerNorm` applied in float32 (float64 stays), (..., width) -> (..., width)."""
+    """An `nn.LayerNorm` applied in float32 (float64 stays)."""
     x = upcast(x)
     with without_autocast(x.device):
         bias = None if norm.bias is None else upcast(norm.bias)
@@ -61,7 +54,7 @@ def layer_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def project(x: Tensor, projection: nn.Linear | nn.Parameter) -> Tensor:
-    """x W + b in float32 (float64 stays), (..., width) -> (..., D), for both forms of OpenCLIP's projections."""
+    """x W + b in float32 (float64 stays), for both forms of OpenCLIP's projections."""
     x = upcast(x)
     with without_autocast(x.device):
         if isinstance(projection, nn.Linear):
@@ -74,7 +67,7 @@ class LogVarianceHead(nn.Linear):
     """log sigma^2 = W u + b, ProLIP section 3.1: b starts at `init_bias`, W at N(0, gain^2 / width).
 
     u is layer-normalised, |u|^2 = width, so W u has standard deviation `gain` in every dimension, and the variances
-    start at exp(b + gain^2 / 2) on average. (..., width) -> (..., D).
+    start at exp(b + gain^2 / 2) on average.
     """
 
     def __init__(self, width: int, embed_dim: int, init_bias: float = -10.0, gain: float = 0.1):
@@ -82,12 +75,10 @@ class LogVarianceHead(nn.Linear):
         super().__init__(width, embed_dim)
 
     def reset_parameters(self) -> None:
-        """Draw the initial values."""
         nn.init.normal_(self.weight, std=self.gain * self.in_features**-0.5)
         nn.init.constant_(self.bias, self.init_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log sigma^2 in float32 (float64 stays)."""
         return project(x, self)
 
 
@@ -95,7 +86,7 @@ class GeneralisedPooling(nn.Module):
     """GPO (Chen et al. 2021, arXiv 2011.04305): sum_k w_k v_(k), v_(k) the k-th largest value in each dimension.
 
     w = softmax(s / 0.1), s_k = u . (forward GRU + backward GRU)_k / 2 over sinusoidal positions 1 .. n: weights that
-    depend on the number n of tokens alone, between mean (equal) and maximum (all on the first).
+    depend on the number n of tokens alone.
     """
 
     def __init__(self, width: int = WIDTH):
@@ -105,39 +96,30 @@ class GeneralisedPooling(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def weights(self, tokens: int, counts: Tensor) -> Tensor:
-        """How much the k-th largest of n values counts, for each n of (N, 1) whole numbers: (N, tokens), 0 past n.
-
-        The forward pass over the positions is the same for all n; backward ones begin at each row's own last.
-        """
+        """How much the k-th largest of n values counts, for each n of (N, 1) whole numbers: (N, tokens), 0 past n."""
         places = torch.arange(tokens, device=counts.device)
         positions = sinusoids(tokens, self.score.in_features, counts.device).to(self.score.weight.dtype)
         turned = (counts - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
+        # over the numbers of tokens that there may be, not over rows: the forward pass is the same for all
         ahead, back = self.forward_gru(positions.unsqueeze(0))[0], self.backward_gru(positions[turned])[0]
         back = back.gather(1, turned.unsqueeze(2).expand_as(back))
         score = self.score((ahead + back) / 2).squeeze(2) / TEMPERATURE
         return score.masked_fill(places >= counts, -torch.inf).softmax(1)
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Token features (B, K, D), and which of them count, (B, K) booleans (all; at least one a row) -> (B, D).
-
-        float32 whatever the autocast dtype. The GRUs run over the K numbers of tokens that there may be, not over rows.
-        """
+        """Token features (B, K, D), and which of them count, (B, K) bool (at least one a row) -> (B, D), float32."""
         x = upcast(features).mT.contiguous()
         with torch.no_grad():
-            order = ascending(x if valid is None else x.masked_fill(~valid.unsqueeze(1), -torch.inf))
+            sortable = x if valid is None else x.masked_fill(~valid.unsqueeze(1), -torch.inf)
+            if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+                order = torch.from_numpy(np.argsort(sortable.numpy(), axis=-1))  # vectorised: a sixth of torch's time
+            else:
+                order = sortable.argsort(-1)
         with without_autocast(x.device):  # what is left out comes first and has weight 0
             counts = torch.arange(1, x.shape[2] + 1, device=x.device).unsqueeze(1)
-            some = counts[-1:] if valid is None else counts
-            weights = self.weights(x.shape[2], some)
+            weights = self.weights(x.shape[2], counts[-1:] if valid is None else counts)
             weights = weights if valid is None else weights[valid.sum(1) - 1]
             return (x.gather(2, order) @ weights.flip(1).to(x.dtype).unsqueeze(2)).squeeze(2)
-
-
-def ascending(x: Tensor) -> Tensor:
-    """The order of the last dimension, least first. On a CPU NumPy's, which is vectorised: a sixth of torch's time."""
-    if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-        return torch.from_numpy(np.argsort(x.numpy(), axis=-1))
-    return x.argsort(-1)
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:

@@ -1,8 +1,4 @@
-"""Checks of the towers' inputs: types, dtypes, shapes and devices at every call, each with the remedy.
-
-Values are checked in evaluation mode, and in training mode once per kind of input: on a device every check stops the
-host until the device is done. A graph in the making (compiler, export, trace, CUDA graph) has no values to check.
-"""
+"""Checks of the towers' inputs: types, dtypes, shapes and devices at every call, each with the remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 
-#: Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255.
-PIXEL_LIMIT = 20.0
+PIXEL_LIMIT = 20.0  # Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255
 TOKENISE = "tokenise with get_tokenizer(<this model>)"
 
 
@@ -31,11 +26,11 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
     if torch.jit.is_tracing():  # shapes are variables there
         return
     if x.ndim != 4 or tuple(x.shape[1:]) != (3, *image_size):
-        raise ValueError(
-            f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, (3, *image_size)))}): stack the preprocessed"
-            " pictures (of one x[None]), or create the model with force_image_size"
-        )
-    check_device("images", x, device)
+        remedy = "stack the preprocessed pictures (of one x[None]), or create the model with force_image_size"
+        wanted = ", ".join(map(str, (3, *image_size)))
+        raise ValueError(f"images are {tuple(x.shape)}, want (B, {wanted}): {remedy}")
+    if x.device != device:
+        raise ValueError(f"images are on {x.device} and the model on {device}: move them with .to({str(device)!r})")
 
 
 def check_keep(keep: Any, rows: int) -> None:
@@ -58,13 +53,8 @@ def check_texts(text: Any, context_length: int, device: torch.device) -> None:
     if text.ndim != 2 or not 1 <= text.shape[1] <= context_length:
         wanted = f"(B, L), 1 <= L <= {context_length}"
         raise ValueError(f"texts are {tuple(text.shape)}, want {wanted}: {TOKENISE}, or force_context_length")
-    check_device("texts", text, device)
-
-
-def check_device(what: str, x: Tensor, device: torch.device) -> None:
-    """ValueError unless a tensor is where the weights are."""
-    if x.device != device:
-        raise ValueError(f"{what} are on {x.device} and the model on {device}: move them with .to({str(device)!r})")
+    if text.device != device:
+        raise ValueError(f"texts are on {text.device} and the model on {device}: move them with .to({str(device)!r})")
 
 
 def check_pixels(x: Tensor) -> None:
@@ -72,11 +62,12 @@ def check_pixels(x: Tensor) -> None:
     if not x.numel():
         return
     low, high = x.detach().aminmax()
-    if holds(~((low > -PIXEL_LIMIT) & (high < PIXEL_LIMIT))):
-        if not torch.isfinite(x).all():
-            raise ValueError("images hold NaN or infinity: leave those rows out, x[x.flatten(1).isfinite().all(1)]")
-        remedy = "normalise them by the model's preprocess, or give uint8 of 0 to 255 to encode_image"
-        warnings.warn(f"images have values beyond {PIXEL_LIMIT:g}: {remedy}", stacklevel=3)
+    if not holds(~((low > -PIXEL_LIMIT) & (high < PIXEL_LIMIT))):
+        return
+    if not torch.isfinite(x).all():
+        raise ValueError("images hold NaN or infinity: leave those rows out, x[x.flatten(1).isfinite().all(1)]")
+    remedy = "normalise them by the model's preprocess, or give uint8 of 0 to 255 to encode_image"
+    warnings.warn(f"images have values beyond {PIXEL_LIMIT:g}: {remedy}", stacklevel=3)
 
 
 def check_indices(name: str, x: Tensor, count: int, remedy: str) -> None:
@@ -86,13 +77,6 @@ def check_indices(name: str, x: Tensor, count: int, remedy: str) -> None:
     low, high = x.aminmax()
     if holds((low < 0) | (high >= count)):
         raise ValueError(f"{name} are from {low.item()} to {high.item()}, want 0 to {count - 1}: {remedy}")
-
-
-def has_values() -> bool:
-    """Whether values can be read here without breaking a graph."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def holds(condition: Tensor) -> bool:

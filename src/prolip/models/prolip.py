@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
 from prolip.models.heads import LogVarianceHead
-from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts, has_values
+from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 from prolip.uncertainty.readings import ambiguity_of
@@ -34,9 +34,7 @@ class ProLIPOutput(NamedTuple):
     bias: Tensor
 
 
-def build_towers(
-    config: Mapping[str, Any], low_precision: bool = False
-) -> tuple[ProbabilisticVisionTransformer, ProbabilisticTextTransformer]:
+def build_towers(config: Mapping[str, Any], low_precision: bool) -> tuple[Any, Any]:
     """Both towers of a complete configuration; `low_precision`: norms compute in float32 whatever their input."""
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
@@ -61,10 +59,10 @@ class ProLIP(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, config: Mapping[str, Any], low_precision: bool = False, output_dict: bool = False):
+    def __init__(self, config: Mapping[str, Any], low_precision: bool = False):
         super().__init__()
         self.config: dict[str, Any] = complete(config)
-        self.output_dict = output_dict
+        self.output_dict = False  # a part of fingerprints
         self.visual: Any
         self.text: Any
         if self.config["prolip_cfg"]["forward"] == "reader":
@@ -86,16 +84,11 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._checked: set[str] = set()
         self._extension: Callable[[ProLIP], Any] | None = None
-        #: Names in the state dict of the parts that `extend` added, and of those that it gave another start.
-        self.added_names: frozenset[str] = frozenset()
-        self.own_starts: frozenset[str] = frozenset()
+        self.added_names: frozenset[str] = frozenset()  # in the state dict, of the parts that `extend` added
+        self.own_starts: frozenset[str] = frozenset()  # and of those that it gave another start
 
     def extend(self, add: Callable[[ProLIP], Any]) -> None:
-        """Let a method add modules, once.
-
-        add: returns the names of parameters with a start of its own (scale, bias), or None. Weights of other methods do
-        not replace these, nor variances of another width.
-        """
+        """Let a method add modules, once. add: returns the names of parameters with a start of its own, or None."""
         before = self.state_dict()
         own = add(self) or ()
         after = self.state_dict()
@@ -124,14 +117,13 @@ class ProLIP(nn.Module):
             self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
 
     def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of images, as `encode_image` takes them, (B,): of a model with fitted variances."""
+        """Nats of ambiguity of images (B,), of a model with fitted variances."""
         return ambiguity_of(self, image)
 
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
 
-        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing. Raises TypeError and
-        ValueError for other inputs and for NaN, and warns of floats that were not normalised.
+        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing.
         """
         check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
         if image.dtype == torch.uint8:
@@ -142,31 +134,31 @@ class ProLIP(nn.Module):
             check_keep(keep, image.shape[0])
             if self._checks("keep"):
                 check_indices("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
-        z = self.visual(image, keep=keep, normalize=normalize)
-        return z[0] if self.visual.output_tokens else z
+        return self.visual(image, keep=keep, normalize=normalize)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
         check_texts(text, self.context_length, self.pixel_mean.device)
         if self._checks("text"):
             check_indices("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
-        z = self.text(text, normalize=normalize)
-        return z[0] if self.text.output_tokens else z
+        return self.text(text, normalize=normalize)
 
     def _checks(self, kind: str) -> bool:
-        """Whether to check the values of an input: always in evaluation, once per kind in training."""
-        if not has_values() or (self.training and kind in self._checked):
+        """Whether to check an input's values: none in a graph in the making, else always, in training once a kind."""
+        making = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if making or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return False
+        if self.training and kind in self._checked:
             return False
         if self.training:
             self._checked.add(kind)
         return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
-        """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""
+        """Both Gaussians with the logit's scale and bias, a `ProLIPOutput`."""
         z = None if image is None else self.encode_image(image, keep)
         w = None if text is None else self.encode_text(text)
-        output = ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
-        return output._asdict() if self.output_dict else output
+        return ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
         """[UNC] tokens and log-variance heads of both towers."""
@@ -202,9 +194,8 @@ class ProLIP(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
         towers = (("visual", self.visual), ("text", self.text))
-        return {
-            f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()
-        } | self.logit_parameters()
+        names = {f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()}
+        return names | self.logit_parameters()
 
     def twin(self) -> ProLIP:
         """A model of the same configuration and preprocessing, on the default device, with initial weights."""
@@ -219,26 +210,20 @@ class ProLIP(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations of each block in the backward pass."""
-        self.visual.set_grad_checkpointing(enable)
-        self.text.set_grad_checkpointing(enable)
+        for tower in self.towers().values():
+            tower.set_grad_checkpointing(enable)
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze the image tower but for its last groups, as OpenCLIP's option of that name."""
+        """As OpenCLIP's."""
         self.visual.lock(unlocked_groups, freeze_bn_stats)
 
     def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze the text tower but for its last layers, as OpenCLIP's option of that name."""
+        """As OpenCLIP's."""
         self.text.lock(unlocked_layers, freeze_layer_norm)
-
-    def extra_repr(self) -> str:
-        own = self.config["prolip_cfg"]
-        return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
 
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
-    """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
-    position embeddings unless `pure`, and a method's parts. Norms that accept both need `low_precision=True`.
-    """
+    """Store the blocks' weights in `dtype`, but norms, and token and position embeddings unless `pure`."""
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
     depths = model.depths()
     for name, parameter in model.named_parameters():

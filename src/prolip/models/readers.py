@@ -1,8 +1,7 @@
 """OpenCLIP's towers as they are, each with a reader beside it that predicts the variance of the tower's embedding.
 
 A tower's own forward pass gives the mean. The reader attends to the tokens that enter the tower's last block: of those
-that leave it, only the pooled one is trained. Only public calls of OpenCLIP, timm and transformers are used;
-`tests/prolip/models/test_readers.py` compares every kind of tower with OpenCLIP's own model.
+that leave it, only the pooled one is trained. Only public calls of OpenCLIP, timm and transformers are used.
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_nor
 from prolip.models.inputs import check_images, check_keep, check_texts
 from prolip.uncertainty.token_stats import blocks_of, first_tokens
 
-#: Greatest inner width of a reader and width of its heads.
-INNER, HEAD = 512, 64
-#: Sides of the squares that masked views blank: the first that divides the image.
-SQUARES = (32, 16, 14)
+INNER, HEAD = 512, 64  # greatest inner width of a reader, width of its heads
+SQUARES = (32, 16, 14)  # sides of the squares that masked views blank: the first that divides the image
 #: Names of parameters before the blocks.
 STEM = re.compile(
     r"(^|\.)(conv[123]|bn[123]|class_embedding|positional_embedding|ln_pre|token_embedding|cls_emb|embeddings"
     r"|embed_tokens|embed_positions|layernorm_embedding|shared)(\.|$)"
 )
-#: Keys of our configuration that OpenCLIP's classes do not take.
-OURS = ("prolip_cfg", "method_cfg", "custom_text")
+OURS = ("prolip_cfg", "method_cfg", "custom_text")  # Keys of our configuration that OpenCLIP's classes do not take
 #: Words of timm's names that say how large a model is.
 SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
@@ -130,13 +126,9 @@ class Reader(nn.Module):
 
 
 class ReaderTower(nn.Module):
-    """A tower of OpenCLIP's, `tower`, with its `reader`, and a method's own `head` or None.
-
-    It has the interface of `Probabilistic`, our own towers.
-    """
+    """A tower of OpenCLIP's with its `reader` and a method's own `head` or None; the interface of `Probabilistic`."""
 
     unc_name, unc_head_name = "reader", "reader.log_var"
-    output_tokens = False
     has_reader = True
     head: nn.Module | None
 
@@ -149,12 +141,11 @@ class ReaderTower(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
         return self.reader.unc.device
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The parts that follow each other, first to last: blocks of a transformer, stages of a pyramid."""
+        """Blocks of a transformer or stages of a pyramid, first to last."""
         return blocks_of(self.tower)
 
     def gaussian(self, features: Tensor, tokens: Tokens, normalize: bool, ids: Tensor | None = None) -> Gaussian:
@@ -170,7 +161,6 @@ class ReaderTower(nn.Module):
         return found | {f"tower.{name}": depth for name, depth in tower_depths(self.tower).items()}
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """Those of the reader."""
         return list(self.reader.parameters())
 
     def no_weight_decay(self) -> set[str]:
@@ -181,10 +171,7 @@ class ReaderTower(nn.Module):
         return {f"{place}.{name}" for name in names} | {"reader.unc"}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute activations again in the backward pass.
-
-        OpenCLIP does nothing for a ResNet, and cannot switch it off for transformers' towers.
-        """
+        """Compute activations again in the backward pass, of a ResNet too, which OpenCLIP leaves out."""
         if not isinstance(self.tower, (ModifiedResNet, HFTextEncoder)):
             self.tower.set_grad_checkpointing(enable)
             return
@@ -195,10 +182,7 @@ class ReaderTower(nn.Module):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     def lock(self, unlocked: int = 0, *_: bool) -> None:
-        """Freeze the tower, running statistics too, but for its last `unlocked` layers (1: the parts after the blocks).
-
-        OpenCLIP's own leaves out projections, fails for some kinds and has statistics as an option.
-        """
+        """Freeze the tower, running statistics too, but for its last `unlocked` layers (1: what follows the blocks)."""
         depths = tower_depths(self.tower)
         for name, parameter in self.tower.named_parameters():
             parameter.requires_grad = depths[name] < unlocked
@@ -224,13 +208,11 @@ class ReaderImageTower(ReaderTower):
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int, int]):
         super().__init__(tower, sizes[1], dim, own)
-        #: Number of its last tokens, patches or places of the last stage; width of its first block's input.
         self.num_tokens, _, self.first_width = sizes
         self.square = square_of(self.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width, in pixels."""
         height, width = to_2tuple(self.tower.image_size)
         return height, width
 
@@ -241,7 +223,6 @@ class ReaderImageTower(ReaderTower):
 
     @property
     def num_patches(self) -> int:
-        """Squares of one image."""
         return math.prod(self.grid_size)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
@@ -261,12 +242,12 @@ class ReaderTextTower(ReaderTower):
         key = arch_dict[tower.config.model_type]["config_names"]["width"] if foreign else ""
         super().__init__(tower, getattr(tower.config, key) if foreign else tower.width, dim, own)
         self.first_width = self.width
-        embeddings = getattr(tower.transformer, "embeddings", None)  # RoBERTa's and XLM-R's have learnt positions
-        if embeddings is not None:
+        most, embeddings = context_length, getattr(tower.transformer, "embeddings", None)
+        if embeddings is not None:  # RoBERTa's and XLM-R's have learnt positions
             most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
-            if context_length > most:
-                found = f"text_cfg.context_length is {context_length}, and the text tower has {most} positions"
-                raise ValueError(f"{found}: give at most {most} (--force-context-length)")
+        if context_length > most:
+            found = f"text_cfg.context_length is {context_length}, and the text tower has {most} positions"
+            raise ValueError(f"{found}: give at most {most} (--force-context-length)")
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
@@ -280,15 +261,21 @@ class ReaderTextTower(ReaderTower):
 def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTextTower, dict[str, nn.Module]]:
     """Both towers of a complete configuration, and CoCa's decoder, frozen, where the model has one."""
     model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
-    image = ReaderImageTower(model.visual, dim, own, token_sizes(config))
+    tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
+    with torch.device("meta"), torch.no_grad():  # the sizes of the image reader's tokens
+        visual: Any = openclip_model({**config, "text_cfg": tiny}).visual.eval()
+        with first_tokens(visual) as taken:
+            before = image_parts(visual, torch.empty(1, 3, *to_2tuple(visual.image_size)))[1].before
+    assert before is not None
+    image = ReaderImageTower(model.visual, dim, own, (*before.shape[1:], taken[0].shape[2]))
     text = ReaderTextTower(model.text, dim, own, config["text_cfg"].get("context_length", 77))
     others = {name: part for name, part in model.named_children() if name not in ("visual", "text")}
     return image, text, {name: part.requires_grad_(False) for name, part in others.items()}
 
 
 def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
-    """Embedding (B, D) and tokens of images, in one pass."""
-    found = tower.forward_intermediates(x, indices=levels_of(tower), output_fmt="NCHW")
+    """Embedding (B, D) and tokens of images, in one pass; a single block's input is not given."""
+    found = tower.forward_intermediates(x, indices=min(2, len(blocks_of(tower))), output_fmt="NCHW")
     levels = found["image_intermediates"]
     for level in levels if x.shape[0] == 1 and x.device.type == "cpu" else ():
         if level.requires_grad:  # BatchNorm of torch 2.14 misreads a single image's gradient with the strides of `mT`
@@ -306,26 +293,9 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
         found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
         levels = found.hidden_states[-2], found.last_hidden_state
         return tower.proj(tower.pooler(found, mask)), Tokens(levels[1], own_words(ids, pad_id), before=levels[0])
-    found = tower.forward_intermediates(ids, indices=levels_of(tower), output_fmt="NLC")
+    found = tower.forward_intermediates(ids, indices=min(2, len(blocks_of(tower))), output_fmt="NLC")
     levels = found["text_intermediates"]
     return found["text_features"], Tokens(levels[-1], own_words(ids, pad_id), before=levels[0])
-
-
-def levels_of(tower: Any) -> int:
-    """How many of a tower's last levels are read: 1 of a single block, whose input is not given."""
-    return min(2, len(blocks_of(tower)))
-
-
-def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Number and width of the image reader's tokens, and width of the first block's, by a pass on the meta device."""
-    tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
-    with torch.device("meta"), torch.no_grad():
-        tower: Any = openclip_model({**config, "text_cfg": tiny}).visual.eval()
-        with first_tokens(tower) as taken:
-            before = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before
-        assert before is not None
-        _, count, width = before.shape
-        return count, width, taken[0].shape[2]
 
 
 def tower_depths(tower: Any) -> dict[str, int]:
@@ -342,12 +312,12 @@ def tower_depths(tower: Any) -> dict[str, int]:
 
 
 def timm_depths(tower: TimmModel) -> dict[str, int]:
-    """As timm groups the layers of its model, whose last group is the last block where OpenCLIP adds the projection."""
+    """Name of a parameter of timm's model, in the layers that timm groups it in -> as `tower_depths`."""
     from timm.models import group_parameters
 
     groups = group_parameters(tower.trunk, tower.trunk.group_matcher())
     depth = {f"trunk.{name}": max(groups) - group for group, names in groups.items() for name in names}
     block = {id(parameter) for parameter in blocks_of(tower)[-1].parameters()}
     names = {id(parameter): name for name, parameter in tower.named_parameters()}
-    behind = min(depth[names[parameter]] for parameter in block) == 0
+    behind = min(depth[names[parameter]] for parameter in block) == 0  # OpenCLIP adds a projection
     return {name: depth[name] + behind if name in depth else 0 for name in names.values()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
 import urllib.request
 from contextlib import suppress
 from functools import lru_cache
@@ -16,14 +15,14 @@ from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.checkpoint import find_in, read_config
+from prolip.models.checkpoint import PREPROCESS, find_in, read_config
 from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_reader, is_released
 from prolip.models.diagnose import CONFIG_NAMES, READERS, WEIGHT_NAMES, why_no_name
 from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
-# Published OpenCLIP models have a transformers model beside them, which takes the plain names.
+# of published models, which have a transformers model beside them with the plain names
 OPENCLIP_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
 PROBE_SECONDS = 5.0
 
@@ -34,14 +33,10 @@ class HubFileNotFoundError(FileNotFoundError):
 
 # --- names ------------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
-def _configs() -> dict[str, dict[str, Any]]:
+def own_models() -> dict[str, dict[str, Any]]:
+    """Our own architectures by name."""
     files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
-
-
-def own_models() -> list[str]:
-    """The names of our own architectures."""
-    return list(_configs())
 
 
 def list_models() -> list[str]:
@@ -61,13 +56,10 @@ def why_unknown(name: str) -> str:
 def get_model_config(
     model_name: str, cache_dir: str | None = None, tag: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a name of ours or OpenCLIP's, `local-dir:<folder>` or
-    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may need an activation or preprocessing of their own.
-    """
+    """(complete model configuration, preprocessing) of a model's name, as its weights of this `tag` need them."""
     if not isinstance(model_name, str) or not model_name:
-        raise ValueError(
-            f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or hf-hub:<name>"
-        )
+        wanted = "one of list_models(), local-dir:<folder> or hf-hub:<name>"
+        raise ValueError(f"model_name is {model_name!r}: give {wanted}")
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
         path = _find_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
@@ -77,31 +69,36 @@ def get_model_config(
             return complete(config), preprocess
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    if (found := _configs().get(name)) is not None:
+    if (found := own_models().get(name)) is not None:
         return complete(found), {}
-    openclip_name = name.replace("/", "-")
-    if (theirs := open_clip.get_model_config(openclip_name)) is None:
-        raise ValueError(why_unknown(name))
-    if open_clip.get_pretrained_cfg(openclip_name, tag or "").get("quick_gelu"):  # OpenCLIP only warns
+    name = name.replace("/", "-")
+    if (theirs := open_clip.get_model_config(name)) is None:
+        raise ValueError(why_unknown(model_name))
+    if open_clip.get_pretrained_cfg(name, tag or "").get("quick_gelu"):  # OpenCLIP only warns
         theirs["quick_gelu"] = True
-    return complete(theirs), published_preprocess(openclip_name, tag)
-
-
-def published_preprocess(name: str, tag: str | None = None) -> dict[str, Any]:
-    """The preprocessing of OpenCLIP's weights of a name: that of the tag, else what all tags agree on."""
     tags = open_clip.list_pretrained_tags_by_model(name)
     cfgs = [open_clip.get_pretrained_cfg(name, one) for one in ([tag] if tag in tags else tags)]
-    found = [{key: cfg[key] for key in ("mean", "std", "interpolation", "resize_mode") if cfg.get(key)} for cfg in cfgs]
-    return found[0] if found and all(one == found[0] for one in found) else {}
+    given = [{key: cfg[key] for key in PREPROCESS if cfg.get(key)} for cfg in cfgs]
+    return complete(theirs), given[0] if given and all(one == given[0] for one in given) else {}
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
+def is_bare(model_name: str) -> bool:
+    """Whether a name means a local folder that holds a configuration alone."""
+    schema, name = parse_model_name(model_name)
+    return schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
+
+
+def check_own_weights(model_name: str, pretrained: str | None) -> None:
+    """ValueError for a name that has its own weights, where others are given."""
+    if pretrained and parse_model_name(model_name)[0] and not is_bare(model_name):
+        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+
+
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
     """The weights file of a name and `pretrained`, or none; a local folder may hold a configuration alone."""
     schema, name = parse_model_name(model_name)
-    bare = schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
-    if schema and pretrained and not bare:
-        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+    check_own_weights(model_name, pretrained)
     if schema and not pretrained:
         return _find_file(schema, name, WEIGHT_NAMES, "weights", cache_dir)
     if not pretrained:
@@ -121,10 +118,8 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if not path.is_file():
         tagged = sorted(open_clip.list_pretrained_models_by_tag(str(pretrained)), key=lambda one: one[:3] != "ViT")
         hint = f" (a tag of OpenCLIP's: give its architecture, such as --model {tagged[0]})" if tagged else ""
-        raise FileNotFoundError(
-            f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one, or"
-            f" hf-hub:<org/name>{hint}. {explain_missing(str(path))}"
-        )
+        wanted = f"a weights file, a folder that holds one, or hf-hub:<org/name>{hint}"
+        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give {wanted}. {explain_missing(str(path))}")
     return path
 
 
@@ -153,22 +148,15 @@ def config_beside(weights: Path) -> dict[str, Any]:
 
 
 def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """ValueError for weights trained with another forward pass, as their own configuration says, unless `chosen`.
-
-    The shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong.
-    """
+    """ValueError for weights trained with another forward pass, although they may fit, unless the pass is `chosen`."""
     trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
-    if is_released(theirs):
-        trained["forward"] = "released"
-    elif theirs.get("prolip_cfg"):
-        trained["forward"] = theirs["prolip_cfg"].get("forward", "paper")
+    if is_released(theirs) or theirs.get("prolip_cfg"):
+        trained["forward"] = "released" if is_released(theirs) else theirs["prolip_cfg"].get("forward", "paper")
     for key, value in trained.items():
         mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
         if mine != value and key not in chosen:
-            raise ValueError(
-                f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}: give {key}={value!r},"
-                f" or local-dir:{weights.parent} as the model"
-            )
+            found = f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}"
+            raise ValueError(f"{found}: give {key}={value!r}, or local-dir:{weights.parent} as the model")
 
 
 def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
@@ -188,19 +176,15 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def reachable(timeout: float = PROBE_SECONDS) -> bool:
+def reachable() -> bool:
     """Whether the hub answers one request (proxies of the environment are used); never raises."""
-    if offline():
-        return False
     from huggingface_hub.constants import ENDPOINT
 
     try:
-        with urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except (OSError, ValueError):
-        return False
+        urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=PROBE_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "code", 500) < 500  # an answer, which says no
+    return True
 
 
 def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
@@ -208,32 +192,27 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
     try:
         folder = hub_files(repo, *((name,) for name in names), cache_dir=cache_dir)
     except HubFileNotFoundError as error:
-        raise HubFileNotFoundError(
-            f"{error}. Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and"
-            " use local-dir:<folder>, or give its weights as --pretrained"
-        ) from error
+        fetch = f"Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and use"
+        fetch += " local-dir:<folder>, or give its weights as --pretrained"
+        raise HubFileNotFoundError(f"{error}. {fetch}") from error
     return next(folder / name for name in names if (folder / name).is_file())
 
 
 def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The local folder with those files that `repo` has of the first group of names of which it has any.
-
-    The cache is asked before the hub. HubFileNotFoundError if there is none of any group.
-    """
+    """The local folder with the files that `repo` has of the first of these groups, from the cache or else the hub."""
     from huggingface_hub import snapshot_download  # late: it takes a second
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
     for local in (True, False):
         if not local:
-            if not reachable():
+            if offline() or not reachable():
                 break
             reason = "the repository has none"
         for names in groups:
             try:
-                found = Path(
-                    snapshot_download(repo, cache_dir=cache_dir, allow_patterns=list(names), local_files_only=local)
-                )
+                options: dict[str, Any] = {"allow_patterns": list(names), "local_files_only": local}
+                found = Path(snapshot_download(repo, cache_dir=cache_dir, **options))
             except HFValidationError as error:
                 raise ValueError(f"{repo!r} is no name of the hub: want org/name ({error})") from error
             except (HfHubHTTPError, OSError) as error:

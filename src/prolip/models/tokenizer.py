@@ -1,13 +1,10 @@
-"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file.
-
-Local files come first, and nothing waits for a network: the error for absent files says how to get them.
-"""
+"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,43 +33,30 @@ class TokenizerNotFoundError(FileNotFoundError):
     """The files of a tokenizer are not on this machine."""
 
 
-def listed(texts: Any) -> list[str]:
-    """One text or several as a list; TypeError for other types."""
-    if isinstance(texts, str):
-        return [texts]
+def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
+    """One text or several as a list that `cut` shortened, and the context, the given one or `own`."""
+    if length:
+        check(TextRules, {"context_length": length})
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"texts are {kind_of(texts)}, want a str or a list of them")
-    every = list(texts)
+    every = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(every):
         if not isinstance(text, str):
             raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str")
-    return every
-
-
-def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
-    """Texts as `listed` and `cut` give them, and the context, the given one or `own`; TypeError, ValueError."""
-    if length:
-        check(TextRules, {"context_length": length})
-    return cut(listed(texts), length or own), length or own
+    return cut(every, length or own), length or own
 
 
 def cut(texts: Iterable[str], length: int) -> list[str]:
-    """The beginnings of texts that become `length` ids, as cleaning and encoding take time for each letter.
-
-    Texts of ordinary words keep their ids: 32 letters per id are left.
-    """
+    """The beginnings of texts that become `length` ids: cleaning and encoding take time for each letter."""
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
 
 
 class Tokenizer:
-    """Texts -> ids: cut, clean, encode, cut to the context with the end token last, pad. Subclasses encode.
-
-    all_special_ids: ids without text; clean: one of OpenCLIP's three ways.
-    """
+    """Texts -> ids: cut, clean (in one of OpenCLIP's ways), encode, cut to the context with the end token last, pad."""
 
     vocab_size: int
-    all_special_ids: list[int]
+    all_special_ids: list[int]  # ids without text
 
     def __init__(self, context_length: int, pad_token_id: int, clean: str = "whitespace"):
         check(TokenizerRules, {"clean": clean}, "tokenizer_kwargs")
@@ -81,10 +65,6 @@ class Tokenizer:
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
         """At most `length` ids per cleaned text, the end token among them."""
-        raise NotImplementedError
-
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write the files that `get_tokenizer(tokenizer=folder)` reads."""
         raise NotImplementedError
 
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
@@ -125,30 +105,16 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class FolderTokenizer(Tokenizer):
-    """A folder of tokenizer files, read by OpenCLIP's HFTokenizer: its special tokens, our padding; it runs no code."""
+    """A folder of tokenizer files, read by OpenCLIP's HFTokenizer: its special tokens, our padding."""
 
-    def __init__(
-        self,
-        folder: str | os.PathLike,
-        context_length: int,
-        pad_token_id: int,
-        clean: str = "whitespace",
-        strip_sep_token: bool = False,
-    ):
+    def __init__(self, folder: Path, context_length: int, pad_token_id: int, clean="whitespace", strip_sep_token=False):
         super().__init__(context_length, pad_token_id, clean)
-        self.stripped: int | None = None
-        if find_spec("transformers") is None:
-            raise ImportError(f"{folder} needs transformers: pip install transformers")
-        try:
-            self.tokenizer = HFTokenizer(str(folder), local_files_only=True, trust_remote_code=False).tokenizer
-            ids = self.tokenizer.get_vocab().values()
-            self.eos_token_id = self.tokenizer.eos_token_id
-            self.all_special_ids = list(self.tokenizer.all_special_ids)
-            self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
-            self.stripped = self.tokenizer.sep_token_id if strip_sep_token else None
-            self.encode(["a"], context_length)
-        except Exception as error:  # damaged files raise errors of any kind
-            raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
+        self.tokenizer = read_folder(folder).tokenizer
+        self.eos_token_id = self.tokenizer.eos_token_id
+        self.all_special_ids = list(self.tokenizer.all_special_ids)
+        ids = self.tokenizer.get_vocab().values()
+        self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
+        self.stripped: int | None = self.tokenizer.sep_token_id if strip_sep_token else None
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
         rows = self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
@@ -158,17 +124,29 @@ class FolderTokenizer(Tokenizer):
         self.tokenizer.save_pretrained(str(folder))
 
 
-class BPETokenizer(SimpleTokenizer):
-    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0.
+def read_folder(folder: Path, **options: Any) -> HFTokenizer:
+    """OpenCLIP's tokenizer of a folder of files, whose code is not run. ValueError for files that are none."""
+    check_links(folder)
+    if find_spec("transformers") is None:
+        raise ImportError(f"{folder} needs transformers: pip install transformers")
+    try:
+        made = HFTokenizer(str(folder), local_files_only=True, trust_remote_code=False, **options)
+        made.tokenizer(["a"], truncation=True, max_length=made.context_length)
+        max(made.tokenizer.get_vocab().values())
+        return made
+    except Exception as error:  # damaged files raise errors of any kind
+        raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
 
-    unseen_id: an id absent from texts in small letters, by which PCME++'s released code masks CLIP's words; else None.
-    """
+
+class BPETokenizer(SimpleTokenizer):
+    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
 
     pad_token_id = 0
 
     def __init__(self, context_length: int, **kwargs: Any):
         super().__init__(context_length=context_length, **kwargs)
         self.eos_token_id = self.eot_token_id
+        # absent from texts in small letters: PCME++'s released code masks CLIP's words with it
         self.unseen_id = None if kwargs.get("clean") == "whitespace" else self.encoder["M"]
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
@@ -192,8 +170,7 @@ def get_tokenizer(
 
     model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
     files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
-    clean="canonicalize". Raises `TokenizerNotFoundError` with the remedy for absent files, and `ValueError` for an
-    unknown model or ids beyond the model's vocabulary.
+    clean="canonicalize".
     """
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]
@@ -202,47 +179,33 @@ def get_tokenizer(
     if context_length is not None:
         check(TextRules, {"context_length": context_length})
     options["context_length"] = context_length or text.get("context_length", 77)
-    source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text, cache_dir)
-    pad = config["prolip_cfg"]["pad_token_id"]
-    made = _make(source, pad, options, cache_dir, model_name)
-    _check_ids(made, source, model_name, config)
-    return made
-
-
-def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None) -> str:
-    """The folder or repository of the model if it holds a tokenizer, else what the configuration names, else `bpe`."""
-    schema, place = parse_model_name(model_name)
-    if schema == "local-dir" and any((Path(place) / name).is_file() for name in ALL_NAMES):
-        return place
-    if schema == "hf-hub":
+    source, (schema, place) = tokenizer, parse_model_name(model_name)
+    if source is None and schema == "local-dir" and any((Path(place) / name).is_file() for name in ALL_NAMES):
+        source = place
+    if source is None and schema == "hf-hub":
         with suppress(HubFileNotFoundError):
-            return str(hub_files(place, ALL_NAMES, cache_dir=cache_dir))
-    return text_cfg.get("hf_tokenizer_name") or "bpe"
-
-
-def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None, model_name: str):
+            source = hub_files(place, ALL_NAMES, cache_dir=cache_dir)
+    source = str(source or text.get("hf_tokenizer_name") or "bpe")
     known = BPE_OPTIONS if source == "bpe" else ("clean", "strip_sep_token")
     check_keys(options, ("context_length", *known), f"tokenizer_kwargs of the tokenizer {shown(source)}")
     if source == "bpe":
-        return BPETokenizer(**{"clean": "lower", **options})
-    path = Path(source).expanduser()
-    if path.is_file():
-        return SentencePieceTokenizer(path, pad_token_id=pad, **options)
-    if path.is_dir():
-        check_links(path)
-        pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
-        whole = any((path / name).is_file() for name in FOLDER_NAMES)
-        if pieces and not (whole and find_spec("transformers")):
-            return SentencePieceTokenizer(pieces[0], pad_token_id=pad, **options)
-        if whole:
-            return FolderTokenizer(path, pad_token_id=pad, **options)
-        raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
-    repo = source.removeprefix("hf-hub:")
+        made: Any = BPETokenizer(**{"clean": "lower", **options})
+    else:
+        made = read(local(source, model_name, cache_dir), pad_token_id=config["prolip_cfg"]["pad_token_id"], **options)
+    check_ids(made, source, model_name, config)
+    return made
+
+
+def local(source: str, model_name: str, cache_dir: str | None = None) -> Path:
+    """A local path to a tokenizer: the given one, or the folder of a hub name's files."""
+    path, repo = Path(source).expanduser(), source.removeprefix("hf-hub:")
+    if path.is_file() or path.is_dir():
+        return path
     if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
         wanted = "a folder of tokenizer files, a sentencepiece .model file, a hub name org/name, or 'bpe'"
         raise TokenizerNotFoundError(f"no tokenizer at {source}: give {wanted}")
     try:
-        return _make(str(hub_files(repo, ALL_NAMES, cache_dir=cache_dir)), pad, options, cache_dir, model_name)
+        return hub_files(repo, ALL_NAMES, cache_dir=cache_dir)
     except HubFileNotFoundError as error:
         raise TokenizerNotFoundError(
             f"{model_name} needs the tokenizer {repo}, whose files are not on this machine. Where there is a network,"
@@ -251,18 +214,33 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         ) from error
 
 
-def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:
+def read(path: Path, **options: Any) -> Tokenizer:
+    """The tokenizer of a sentencepiece file or a folder."""
+    if path.is_file():
+        return SentencePieceTokenizer(path, **options)
+    check_links(path)
+    pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
+    whole = any((path / name).is_file() for name in FOLDER_NAMES)
+    if pieces and not (whole and find_spec("transformers")):
+        return SentencePieceTokenizer(pieces[0], **options)
+    if whole:
+        return FolderTokenizer(path, **options)
+    raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
+
+
+def check_ids(made: Any, source: str, model_name: str, config: Mapping[str, Any]) -> None:
     """ValueError for ids without an embedding, and for a padding or end token that the model does not know."""
-    vocabulary, own = config["text_cfg"].get("vocab_size", 49408), config["prolip_cfg"]
+    vocabulary, own = config["text_cfg"].get("vocab_size", 49408), config.get("prolip_cfg")
     if made.vocab_size > vocabulary:
-        raise ValueError(
-            f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings:"
-            f" choose the model's own tokenizer, or a model whose text_cfg.vocab_size is at least {made.vocab_size}"
-        )
-    if made.pad_token_id != (pad := own["pad_token_id"]):
+        found = f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings"
+        remedy = f"choose the model's own tokenizer, or a model whose text_cfg.vocab_size is {made.vocab_size} or more"
+        raise ValueError(f"{found}: {remedy}")
+    if own is None:
+        return
+    pad, end, special = own["pad_token_id"], made.eos_token_id, own["special_token_ids"]
+    if made.pad_token_id != pad:
         found = f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}"
         raise ValueError(f"{found}: change prolip_cfg.pad_token_id")
-    end, special = made.eos_token_id, own["special_token_ids"]
     if own["mask_token_id"] is not None and end is not None and end not in (*special, pad):
         found = f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word"
         raise ValueError(f"{found}: add it to prolip_cfg.special_token_ids (now {special})")

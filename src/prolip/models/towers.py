@@ -1,7 +1,6 @@
 """OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
 
-Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights, so that both kinds of
-checkpoints need no renaming. `tests/prolip/models/test_towers.py` pins every private hook of OpenCLIP overridden here.
+Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights.
 """
 
 from __future__ import annotations
@@ -24,16 +23,14 @@ SPECIAL_TOKENS = 2
 class ConvStem(nn.Sequential):
     """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
-    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. Channels double up to the width. GroupNorm,
-    not BatchNorm: a row's tokens depend on that row alone, so ranks and micro-batches stay exact.
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm keeps micro-batches exact.
     """
 
     def __init__(self, width: int, patch_size: int):
         depth = patch_size.bit_length() - 1
         if patch_size < 2 or 2**depth != patch_size or width % (patch_size // 2):
-            raise ValueError(
-                f"a stem needs a power of two as patch_size and a width of its multiples: {patch_size} {width}"
-            )
+            wanted = "a power of two as patch_size and a width of its multiples"
+            raise ValueError(f"a stem needs {wanted}: {patch_size} {width}")
         channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
         layers: list[nn.Module] = []
         for before, after in zip(channels, channels[1:]):
@@ -53,7 +50,6 @@ class SelfAttention(nn.MultiheadAttention):
     """Self-attention: on a GPU without PyTorch's copies of queries, keys and values, on a CPU PyTorch's own."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """As OpenCLIP's blocks ask: (B, L, width), and no weights."""
         if not query.is_cuda or key is not query or asked.keys() != {"need_weights", "attn_mask"}:
             return super().forward(query, key, value, **asked)
         return self.attend(query, asked["attn_mask"]), None
@@ -74,16 +70,14 @@ class Probabilistic:
     unc_name: ClassVar[str]
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
-    has_reader: ClassVar[bool] = False
+    has_reader: ClassVar[bool] = False  # a block beside the tower reads the log variance, as in `prolip.models.readers`
     #: A method's own head: (`Tokens`, the Gaussian of the plain heads, of texts their ids) -> Gaussian. With
     #: `needs_penultimate_tokens` it also gets `again`, a function from another last block to its tokens;
     #: `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     width: int
-    #: A block's tokens without [UNC].
-    shown: Callable[..., Tokens]
+    shown: Callable[..., Tokens]  # a block's tokens without [UNC]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
 
     def __init__(self, **kwargs: Any):
@@ -102,9 +96,7 @@ class Probabilistic:
         """The transformer's blocks, first to last."""
         return self.transformer.resblocks
 
-    def through_blocks(
-        self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
+    def through_blocks(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> tuple[Tensor, dict]:
         """The last tokens, and for a head that `needs_penultimate_tokens` the function `again`."""
         if not getattr(self.head, "needs_penultimate_tokens", False):
             return self.transformer(x, attn_mask=mask), {}
@@ -149,37 +141,24 @@ class Probabilistic:
 
 
 class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
-    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
-
-    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
-    published weights were trained with: the final LayerNorm is applied to [CLS] twice.
-    """
+    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), sec. 3.1."""
 
     unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
     stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead
 
-    def __init__(
-        self,
-        *,
-        form: str = "paper",
-        init_unc_bias: float = -10.0,
-        init_unc_gain: float = 0.1,
-        conv_stem: bool = False,
-        **kwargs,
-    ):
-        given = kwargs["image_size"], kwargs["patch_size"]
-        image, patch = map(to_2tuple, given)
-        if any(length < side for length, side in zip(image, patch)):
-            raise ValueError(f"vision_cfg.image_size {given[0]} is below the patch_size {given[1]}: enlarge the image")
+    def __init__(self, *, form="paper", init_unc_bias=-10.0, init_unc_gain=0.1, conv_stem=False, **kwargs: Any):
+        size, side = kwargs["image_size"], kwargs["patch_size"]
+        image, patch = to_2tuple(size), to_2tuple(side)
+        if any(length < own for length, own in zip(image, patch)):
+            raise ValueError(f"vision_cfg.image_size {size} is below the patch_size {side}: enlarge the image")
         if conv_stem and (len(set(patch)) > 1 or any(length % patch[0] for length in image)):
-            raise ValueError(f"a stem cuts image_size {given[0]} into square patches, and patch_size is {given[1]}")
+            raise ValueError(f"a stem cuts image_size {size} into square patches, and patch_size is {side}")
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
-                raise ValueError(
-                    f"vision_cfg.{key} does not go with [UNC]: leave it out, use encode_image(x, keep=...)"
-                )
+                remedy = "leave it out, use encode_image(x, keep=...)"
+                raise ValueError(f"vision_cfg.{key} does not go with [UNC]: {remedy}")
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
@@ -195,13 +174,9 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     @property
     def num_patches(self) -> int:
-        """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of its last tokens without the special ones."""
-        return self.num_patches
+    num_tokens = num_patches  # of its last tokens without the special ones
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
@@ -209,16 +184,13 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         self.train_uncertainty(unlocked_groups != 0)
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
-
-        The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
-        across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
-        """
+        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width)."""
         if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
         if keep is not None and isinstance(self.conv1, ConvStem):
             tokens = self.conv1(blank_others(x, keep, self.grid_size, self.patch_size)).flatten(2).transpose(1, 2)
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        # stride = kernel: a linear map of each unfolded patch
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
@@ -239,62 +211,44 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
-    def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width); [UNC] is in neither."""
-        patches = x[:, SPECIAL_TOKENS:]
-        return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
-
-    def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised pooled token and patches, in float32; patches are normalised for `output_tokens` alone."""
-        if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
-            pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
-        else:
-            pooled, patches = self._global_pool(x)
-            pooled = layer_norm(self.ln_post, pooled)
-        return (layer_norm(self.ln_post, pooled) if self.form == "released" else pooled), patches
+    def pooled(self, x: Tensor) -> Tensor:
+        """Tokens (B, 2 + N, width) -> the normalised token that becomes the mean, (B, width) in float32."""
+        if self.pool_type == "avg" and not self.final_ln_after_pool:
+            return layer_norm(self.ln_post, x)[:, SPECIAL_TOKENS:].mean(dim=1)
+        token = x[:, SPECIAL_TOKENS:].mean(dim=1) if self.pool_type == "avg" else x[:, 0]
+        token = layer_norm(self.ln_post, token)
+        return layer_norm(self.ln_post, token) if self.form == "released" else token
 
     def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
         """[CLS] and patches of (B, 2 + N, width)."""
         return Tokens(x[:, SPECIAL_TOKENS:], pooled=x[:, 0])
 
-    def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
-        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
-        mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
+    def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x."""
+        mean, unc = project(self.pooled(x), self.proj), layer_norm(self.ln_post, x[:, 1])
         mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(mean, project(unc, self.uncertainty_proj))
 
-    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
-        """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
+    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
+        """Images -> Gaussian (B, D) in float32."""
         x, beside = self.through_blocks(self._embeds(x, keep))
-        pooled, patches = self._pool(x)
-        z = self.gaussian(x, pooled, normalize)
-        z = z if self.head is None else self.head(self.shown(x), z, **beside)
-        return (z, patches) if self.output_tokens else z
+        z = self.gaussian(x, normalize)
+        return z if self.head is None else self.head(self.shown(x), z, **beside)
 
 
 class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
-    Linear(UNC)), section 3.1.
+    Linear(UNC)), section 3.1; `positional_embedding` has [UNC] and [CLS] last.
 
-    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With
-    `mask_padding` the padding at the end of a text is hidden from every token, which costs a mask of
-    B * heads * (L + 2)^2 elements. `form="released"` repeats what the published weights were trained with: the log
-    variance is read from the projected mean, not from [UNC].
+    `mask_padding` hides the padding at the end of a text from every token. `form="released"`: the log variance is read
+    from the projected mean, not from [UNC].
     """
 
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
     stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead
 
-    def __init__(
-        self,
-        *,
-        form: str = "paper",
-        mask_padding: bool = False,
-        init_unc_bias: float = -10.0,
-        init_unc_gain: float = 0.1,
-        **kwargs,
-    ):
+    def __init__(self, *, form="paper", mask_padding=False, init_unc_bias=-10.0, init_unc_gain=0.1, **kwargs: Any):
         needed = {"embed_cls": True, "no_causal_mask": True, "pool_type": "last", "proj_type": "linear"}
         for key, value in needed.items():
             if kwargs.setdefault(key, value) != value:
@@ -314,10 +268,8 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         self.train_uncertainty(unlocked_layers != 0)
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
-        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
-
-        Padding is the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text.
-        """
+        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden."""
+        # the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text
         place = torch.arange(text.shape[1], device=text.device)
         last = torch.where(text != self.pad_id, place, -1).amax(dim=1, keepdim=True)
         valid = nn.functional.pad(place <= last, (0, SPECIAL_TOKENS), value=True)
@@ -348,10 +300,9 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(unit, project(unc, self.text_uncertainty_projection))
 
-    def forward(self, text: Tensor, normalize: bool = True):
-        """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
+    def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Ids (B, L) -> Gaussian (B, D) in float32."""
         x, mask = self._embeds(text)
         x, beside = self.through_blocks(x, mask, text)
         z = self.gaussian(x, normalize)
-        z = z if self.head is None else self.head(self.shown(x, text), z, text, **beside)
-        return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
+        return z if self.head is None else self.head(self.shown(x, text), z, text, **beside)

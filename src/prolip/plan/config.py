@@ -1,4 +1,4 @@
-"""Settings of a plan: a dataclass whose fields are the flags. Every default that is an assumption says so."""
+"""Settings of a plan, whose fields are the flags. Every default that is an assumption says so."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, build, check_alone, check_range
 
 FLOAT, HALF = 4, 2
-#: Titles of the tables.
-TABLES = ("time", "memory", "traffic", "input", "phases", "failures")
+TABLES = ("time", "memory", "traffic", "input", "phases", "failures")  # Titles of the tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +57,14 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_alone(self, ("mfu", "rate"), "one of them")
-        check_range(self, "global_batch_size", "accum_freq", "max_samples", "gpus_per_node", least=1)
-        check_range(self, "workers", "prefetch", "shard_samples", least=1)
+        counts = ("global_batch_size", "accum_freq", "max_samples", "gpus_per_node")
+        check_range(self, *counts, "workers", "prefetch", "shard_samples", least=1)
         check_range(self, "open_ms", "queue_minutes")
+        check_range(self, "mfu", most=1, above=True)
         check_range(self, "rate", "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs", above=True)
         check_range(self, "mtbf_gpu_hours", "checkpoint_gbs", "copy_gbs", "save_every_samples", above=True)
-        check_range(self, "images_per_core", "sample_kb", "dataset_samples", above=True)
-        check_range(self, "store_gbs", "store_total_gbs", "stream_mbs", above=True)
-        check_range(self, "mfu", most=1, above=True)
+        rates = ("images_per_core", "sample_kb", "dataset_samples", "store_gbs", "store_total_gbs", "stream_mbs")
+        check_range(self, *rates, above=True)
         if not self.gpus or min(self.gpus) < 1:
             raise FlagError(f"--gpus is {self.gpus}: give one or more numbers of at least 1, such as --gpus 8 32")
         for gpus in self.gpus:
@@ -83,5 +82,4 @@ class PlanConfig:
 
 def read_flags(given: Mapping[str, Any]) -> PlanConfig:
     """Build the settings from flags by their names in argparse, `plan.field`."""
-    own = {name.removeprefix("plan."): value for name, value in given.items() if name.startswith("plan.")}
-    return build(PlanConfig, "plan", own)
+    return build(PlanConfig, "plan", {name[5:]: value for name, value in given.items() if name.startswith("plan.")})

@@ -1,4 +1,4 @@
-"""A model's parameters, FLOPs and shapes, counted on the meta device; the memory of one GPU at the peak of a step."""
+"""A cluster of GPUs; a model's parameters, FLOPs and shapes; the memory of one GPU at the peak of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
+from prolip.flops import FORWARD_AND_BACKWARD, PEAK_TFLOPS, forward_flops, image_sides
 from prolip.losses.contrastive import Exchange, choose_exchange
 from prolip.losses.exchanges import row_width
 from prolip.losses.pairs import default_block
@@ -17,7 +17,6 @@ from prolip.methods import find_method
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.plan.config import FLOAT, HALF, PlanConfig
-from prolip.plan.hardware import GB, Cluster
 from prolip.plan.tables import Rows, Value, size
 from prolip.uncertainty.token_stats import as_tokens
 from prolip.utils.flags import FlagError
@@ -25,6 +24,77 @@ from prolip.utils.flags import FlagError
 CONTEXT = 3e9  # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed
 ADAM_STATES = 2
 CUDA = torch.device("cuda")
+
+
+GB = 1e9
+LINK_SHARE = 0.8  # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table
+INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6  # Seconds before a message moves within a node and between nodes: assumed
+# Seconds per hop of an all-gather within a node and between nodes: NCCL's own figures, of its slowest protocol.
+INTRA_HOP, INTER_HOP = 3.4e-6, 14e-6
+
+
+class GPU(NamedTuple):
+    """Data sheet, SXM form: dense peaks in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
+
+    peak_tflops: float
+    fp32_tflops: float
+    memory_gb: float
+    memory_gbs: float
+    intra_gbs: float
+    inter_gbs: float
+    price: float | None
+
+
+GPUS = {
+    "A100-40GB": GPU(PEAK_TFLOPS["A100"], 19.5, 40.0, 1555.0, LINK_SHARE * 300.0, LINK_SHARE * 25.0, 1.844),
+    "A100-80GB": GPU(PEAK_TFLOPS["A100"], 19.5, 80.0, 2039.0, LINK_SHARE * 300.0, LINK_SHARE * 25.0, None),
+    "H100": GPU(PEAK_TFLOPS["H100"], 67.0, 80.0, 3350.0, LINK_SHARE * 450.0, LINK_SHARE * 50.0, 4.916),
+    "H200": GPU(PEAK_TFLOPS["H200"], 67.0, 141.0, 4800.0, LINK_SHARE * 450.0, LINK_SHARE * 50.0, 5.408),
+    "B200": GPU(PEAK_TFLOPS["B200"], 75.0, 180.0, 8000.0, LINK_SHARE * 900.0, LINK_SHARE * 50.0, None),
+}
+
+
+class Cluster(NamedTuple):
+    """W GPUs in nodes. Rates in FLOP/s and bytes/s, times in seconds."""
+
+    sheet: GPU  # with given figures in place of the data sheet's
+    gpus: int
+    per_node: int
+    nodes: int
+    peak: float
+    link_rate: float  # of the slowest link of a ring over all GPUs
+    delay: float  # of that link
+    collective_rate: float  # of that ring, NCCL's bus bandwidth
+    hops: float  # one way round it
+    tree: float  # before a tree over all GPUs moves
+    store_rate: float  # of each node while all of them read
+    shards: int  # parts that parameters, gradients and optimiser state are split into
+
+
+def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
+    """Build a cluster of so many GPUs; fewer than a node has are one node. FlagError for what fills no whole nodes."""
+    per_node = min(gpus, config.gpus_per_node)
+    nodes, rest = divmod(gpus, per_node)
+    if rest:
+        raise FlagError(f"--gpus {gpus} fills no whole number of nodes of {per_node}: give {gpus - rest + per_node}")
+    given = {name: value for name in GPU._fields if (value := getattr(config, name, None)) is not None}
+    sheet = GPUS[config.gpu]._replace(**given)
+    link, delay = (sheet.intra_gbs, INTRA_DELAY) if nodes == 1 else (sheet.inter_gbs, INTER_DELAY)
+    return Cluster(
+        sheet,
+        gpus,
+        per_node,
+        nodes,
+        # products of fp32 towers go in TF32, at half of bf16's peak on every kind of GPU here
+        peak=sheet.peak_tflops * 1e12 / (2 if config.precision == "fp32" else 1),
+        link_rate=link * GB,
+        delay=delay,
+        collective_rate=min(sheet.intra_gbs, per_node * link) * GB,  # all links of a node carry it
+        hops=(gpus - nodes) * INTRA_HOP + (nodes - 1) * INTER_HOP,
+        tree=math.log2(nodes) * INTER_DELAY + math.log2(per_node) * INTRA_DELAY,
+        store_rate=min(config.store_gbs, config.store_total_gbs / nodes) * GB,
+        shards=gpus if config.fsdp else 1,
+    )
 
 
 class Pass(NamedTuple):
@@ -37,16 +107,16 @@ class Pass(NamedTuple):
     hidden: float  # width of the MLP's hidden layer, a mean by tokens
     layers: int
     inputs: int  # elements that the first layer keeps
-    share: float  # rows per row of the batch
+    share: float = 1.0  # rows per row of the batch
 
 
-class Model(NamedTuple):
-    """Counts of a model; dim: of its embeddings; shapes: first dimension and elements of each parameter."""
+class ModelCount(NamedTuple):
+    """Counts of a model."""
 
     parameters: int
-    dim: int
+    dim: int  # of its embeddings
     passes: tuple[Pass, ...]
-    shapes: tuple[tuple[int, int], ...]
+    shapes: tuple[tuple[int, int], ...]  # first dimension and elements of each parameter
 
     def padded(self, gpus: int) -> int:
         """Elements that FSDP2 moves: it pads first dimensions to a multiple of the ranks."""
@@ -58,13 +128,13 @@ class Model(NamedTuple):
         return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
 
 
-def count_of_run(name: str, method: str, local_batch: int) -> Model:
+def count_of_run(name: str, method: str, local_batch: int) -> ModelCount:
     """Count a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
     model, (config, objective) = build(name), find_method(method)[:2]
     wanted = objective.encoder_passes(config(), local_batch, model)
     passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
     shapes = tuple((len(p) if p.ndim else 1, p.numel()) for p in model.parameters())
-    return Model(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
+    return ModelCount(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
 
 
 @lru_cache(maxsize=8)
@@ -80,8 +150,7 @@ def build(name: str) -> Any:
 
 @lru_cache(maxsize=32)
 def measure(name: str, kind: str, keep: int | None) -> Pass:
-    """Measure one pass over one row: FLOPs by running it, tokens by each block's output, the MLP's hidden layer by the
-    widest input of a block's products."""
+    """One pass over one row: FLOPs by running it, tokens by each block's output, the widest input of its products."""
     model, seen = build(name), list[tuple[int, ...]]()
     tower = model.visual if kind == "image" else model.text
 
@@ -109,7 +178,7 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
     width, hidden = (sum(block[0] * block[i] for block in seen) / tokens for i in (1, 2))
     kept = pixels if keep is None or tower.has_reader else pixels * keep // model.num_patches
     title = kind if keep is None else f"masked {kind}"
-    return Pass(title, flops, tokens / len(seen), width, hidden, len(seen), kept, share=1.0)
+    return Pass(title, flops, tokens / len(seen), width, hidden, len(seen), kept)
 
 
 def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: int = FLOAT) -> float:
@@ -130,11 +199,9 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
 
 
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
-    """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
-
-    The ring holds three text blocks (own, scored, in transit) and five accumulators (own, being filled, sent, received,
-    of the rows); gathering all texts, all their accumulators and that of the rows; one process two accumulators.
-    add_pairs on CUDA holds one (block, columns) matrix, the scaled rows and three numbers per column.
+    """Bytes of PPCL on one rank beyond its inputs. The ring holds three text blocks and five accumulators; gathering
+    all texts, all their accumulators and that of the rows; one process two accumulators. Pairs take one (block,
+    columns) matrix, the scaled rows and three numbers per column.
     """
     gathered = exchange == "gather" and ranks > 1
     columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT
@@ -143,19 +210,18 @@ def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") ->
     return held + FLOAT * (rows * columns + rows * dim + 3 * columns)
 
 
-def memory(model: Model, config: PlanConfig, cluster: Cluster) -> Rows:
+def memory(model: ModelCount, config: PlanConfig, cluster: Cluster) -> Rows:
     """Bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views of its
-    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads."""
+    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads.
+    """
     half, gpus = FLOAT if config.precision == "fp32" else HALF, cluster.gpus
     local = config.global_batch_size // gpus
     micro = local / config.accum_freq  # only one micro-batch has its activations at a time
     weights = model.parameters * FLOAT / cluster.shards
     recompute = config.checkpoint_policy if config.grad_checkpointing else "none"
     # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
-    space = max(
-        micro * part.share * part.tokens * (half * (2 * part.hidden + part.width) + FLOAT * part.width)
-        for part in model.passes
-    )
+    blocks = [(p.share * p.tokens, half * (2 * p.hidden + p.width) + FLOAT * p.width) for p in model.passes]
+    space = max(micro * tokens * each for tokens, each in blocks)
     kinds = {
         "parameters": weights,
         "gradients" if config.fsdp else "gradients (DDP's buckets)": weights,

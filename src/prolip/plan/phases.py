@@ -11,8 +11,7 @@ from prolip.losses.contrastive import Exchange, choose_exchange
 from prolip.losses.exchanges import row_width
 from prolip.losses.pairs import default_block
 from prolip.plan.config import FLOAT, HALF, PlanConfig
-from prolip.plan.hardware import GB, INTER_DELAY, Cluster
-from prolip.plan.models import ADAM_STATES, CUDA, Model
+from prolip.plan.models import ADAM_STATES, CUDA, GB, INTER_DELAY, Cluster, ModelCount
 from prolip.plan.tables import HOUR, MINUTE, Rows, Value, number, size, span, whole
 from prolip.utils.flags import FlagError
 
@@ -36,7 +35,7 @@ BUFFER, PLACE = 5000, 100
 ROUND, MOST_STEPS = 0.25, 100
 
 
-class Pairs(NamedTuple):
+class PairExchange(NamedTuple):
     """PPCL of one rank in one step. Bytes, seconds."""
 
     exchange: Exchange
@@ -59,7 +58,7 @@ class Step(NamedTuple):
     forward: float  # computation of the towers
     backward: float
     optimiser: float
-    pairs: Pairs
+    pairs: PairExchange
     reduce: float  # exchange of the gradients
     reduce_bytes: float
     reduce_exposed: float  # what the towers' computation does not hide of it
@@ -72,36 +71,34 @@ class Step(NamedTuple):
 
 
 def scoring(local: int, columns: int, dim: int, cluster: Cluster) -> tuple[float, int]:
-    """Return (seconds, blocks of rows) of scoring `local` images against so many texts: the longer of products with
-    memory, and of starting kernels, as many for a block of few pairs as for one of many."""
+    """(seconds, blocks of rows) of `local` images against so many texts: the longer of products and kernel starts."""
     blocks = math.ceil(local / min(local, default_block(columns, CUDA)))
     products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.sheet.fp32_tflops * 1e12)
     visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
     return max(products + visits * FLOAT / (cluster.sheet.memory_gbs * GB), blocks * BLOCK_KERNELS * LAUNCH), blocks
 
 
-def pairs(exchange: Exchange, local: int, dim: int, cluster: Cluster) -> Pairs:
+def pairs(exchange: Exchange, local: int, dim: int, cluster: Cluster) -> PairExchange:
     """Plan PPCL by this exchange; one GPU has nothing to exchange.
 
-    The ring: W - 1 text messages and W - 1 accumulators. A step of the ring takes max(computation, one of both),
-    exact to within two messages; half of the own block comes first, half last, where the last accumulator comes home.
-    Gathered: an all-gather and a reduce-scatter, which nothing hides. In each a rank sends its share of W - 1
-    parts, and every part makes W - 1 hops (NCCL's own figures): NCCL knows no tree for these two.
+    The ring: W - 1 text messages and W - 1 accumulators. A step of the ring takes max(computation, one of both), exact
+    to within two messages; half of the own block comes first, half last, where the last accumulator comes home.
+    Gathered: an all-gather and a reduce-scatter of W - 1 hops each, which nothing hides: NCCL knows no tree for them.
     """
     ranks = cluster.gpus
     if exchange == "gather" and ranks > 1:
         sent = (ranks - 1) * local * row_width(dim) * FLOAT
         work, blocks = scoring(local, ranks * local, dim, cluster)
         collective = sent / cluster.collective_rate + cluster.delay + cluster.hops
-        return Pairs("gather", 2, sent, collective, blocks, work, 2 * collective)
+        return PairExchange("gather", 2, sent, collective, blocks, work, 2 * collective)
     sent = local * (dim + 1) * FLOAT
     work, _ = scoring(local, local, dim, cluster)
     message = sent / cluster.link_rate + cluster.delay if ranks > 1 else 0.0
     exposed = 2 * max(0.0, message - work / 2) + (ranks - 1) * max(0.0, 2 * message - work)
-    return Pairs("ring", 2 * (ranks - 1), sent, message, ranks, ranks * work, exposed)
+    return PairExchange("ring", 2 * (ranks - 1), sent, message, ranks, ranks * work, exposed)
 
 
-def step_times(model: Model, config: PlanConfig, cluster: Cluster, flops_rate: float) -> Step:
+def step_times(model: ModelCount, config: PlanConfig, cluster: Cluster, flops_rate: float) -> Step:
     """Plan the step at a rate of FLOP/s that a GPU computes at without waits.
 
     A third of the model FLOPs is the forward pass; full recomputation adds another (selective: no product is repeated),
@@ -141,10 +138,9 @@ def traffic(step: Step, local: int, dim: int, cluster: Cluster) -> Rows:
 
 
 def feed(local: int, step_seconds: float, cluster: Cluster, config: PlanConfig) -> Rows:
-    """Return what the loader can give, and what a batch of `local` samples per GPU every `step_seconds` wants.
+    """What the loader can give, and what a batch of `local` samples per GPU every `step_seconds` wants.
 
-    A loader process decodes while its one open shard streams in, so each of the two limits it alone; opening is waited
-    for. A chunk may begin `chunks_ahead` steps before it is due.
+    A loader process decodes while its one open shard streams in, so each of the two limits it alone.
     """
     sample, wanted = config.sample_kb * 1e3, local / step_seconds
     opening = config.open_ms * 1e-3 / config.shard_samples
@@ -168,12 +164,12 @@ def read_seconds(samples: float, config: PlanConfig, cluster: Cluster) -> float:
     return samples * config.sample_kb * 1e3 / min(config.stream_mbs * 1e6, share)
 
 
-def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float]:
+def start(model: ModelCount, config: PlanConfig, cluster: Cluster) -> dict[str, float]:
     """Seconds of a start by part.
 
     W ranks connect in c W (assumed). Rank 0 looks S shards up, once each, and tells the others down a tree of log2 W
-    sends (counts and bytes measured by bench/train/scale.py, seconds of a look-up assumed). Every rank draws the
-    model (measured); DDP sends rank 0's. Shuffle buffers fill to a fifth, first chunks are decoded (rates assumed).
+    sends (counts and bytes measured by bench/train/scale.py). Every rank draws the model (measured); DDP sends rank
+    0's. Shuffle buffers fill to a fifth, first chunks are decoded (rates assumed).
     """
     shards = (config.dataset_samples or config.max_samples) / config.shard_samples
     chunk, sends = config.global_batch_size / cluster.gpus / config.workers, math.ceil(math.log2(cluster.gpus))
@@ -189,13 +185,12 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
 
 
 def known_to_all(step: float) -> float:
-    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus of round(0.25 s
-    / step) steps each, at least 1 and at most 100 (by test). Its all-reduce of 3 numbers waits for nothing."""
+    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus (by test)."""
     return 2 * step * min(max(1, round(ROUND / step)), MOST_STEPS)
 
 
 def save(saved: float, config: PlanConfig, cluster: Cluster) -> tuple[float, float]:
-    """Return (seconds that the step stands still, seconds of writing behind training) of a checkpoint; rates assumed.
+    """(seconds that the step stands still, seconds of writing behind training) of a checkpoint; rates assumed.
 
     Rank 0 gathers the places of all loader processes, two messages a rank. DDP: it copies and writes all. FSDP2: each
     rank copies 1/W, all nodes write, no faster than the store takes.
@@ -223,7 +218,7 @@ def load(saved: float, config: PlanConfig, cluster: Cluster) -> dict[str, float]
     }
 
 
-def phases(model: Model, config: PlanConfig, cluster: Cluster, step: float) -> Rows:
+def phases(model: ModelCount, config: PlanConfig, cluster: Cluster, step: float) -> Rows:
     """Return the table of a run's phases. A checkpoint has parameters, moments and averaged weights, float32."""
     saved = model.parameters * FLOAT * (1 + ADAM_STATES + (config.ema_decay is not None))
     begins, resumes = start(model, config, cluster), load(saved, config, cluster)

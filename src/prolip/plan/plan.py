@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.plan.config import PlanConfig
-from prolip.plan.hardware import GB, Cluster, build_cluster
-from prolip.plan.models import count_of_run, memory
+from prolip.plan.models import GB, Cluster, build_cluster, count_of_run, memory
 from prolip.plan.phases import Step, failures, feed, phases, step_times, traffic
 from prolip.plan.tables import HOUR, Rows, Value, number, span
 
@@ -18,7 +17,7 @@ SMALL_BATCH = 64  # below so many samples per GPU launching kernels takes over, 
 NOTABLE = 0.05  # what a part of the step, or of the run, may take before the verdict names it
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """One column of the tables."""
 
     gpus: int
@@ -29,7 +28,7 @@ class Plan(NamedTuple):
     tables: dict[str, Rows]  # by their titles
 
 
-def make_plan(config: PlanConfig, gpus: int) -> Plan:
+def make_plan(config: PlanConfig, gpus: int) -> RunPlan:
     """Make the plan for this number of GPUs."""
     local = config.global_batch_size // gpus
     model, cluster = count_of_run(config.model, "prolip", local), build_cluster(config, gpus)
@@ -67,10 +66,10 @@ def make_plan(config: PlanConfig, gpus: int) -> Plan:
         f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs a sample "
         f"(forward: {forward})\n{config.gpu}, {cluster.per_node} to a node: {source}"
     )
-    return Plan(gpus, heading, cluster, step, seconds, tables)
+    return RunPlan(gpus, heading, cluster, step, seconds, tables)
 
 
-def judge(plan: Plan, config: PlanConfig) -> str:
+def judge(plan: RunPlan, config: PlanConfig) -> str:
     """Say what limits this run, the worst first; "computation" if nothing does."""
     step, fed, local = plan.step, plan.tables["input"], plan.tables["time"]["samples per GPU"]
     used, most = plan.tables["memory"]["sum"] / GB, plan.cluster.sheet.memory_gb

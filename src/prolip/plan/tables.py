@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HOUR, MINUTE = 3600.0, 60.0
-#: What stands in the first column of a table -> the value in a plan's column, or words.
-Rows = dict[str, Any]
+Rows = dict[str, Any]  # What stands in the first column of a table -> the value in a plan's column, or words
 whole = "{:,.0f}".format
 
 

@@ -1,10 +1,7 @@
 """Bayesian prompt re-weighting: points drawn from images (ProLIP C.5), and EM for the weights of prompts (A.5).
 
-Of a class with prompts N(mu_n, v_n) and points x_j the weights pi maximise
-
-    sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps)  +  sum_n (alpha_n - 1) log pi_n,
-
-in float64, as products of matrices cancel where variances are small.
+The weights pi of prompts N(mu_n, v_n) maximise sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps) + sum_n (alpha_n - 1) log
+pi_n over points x_j, in float64, as products of matrices cancel where variances are small.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from prolip.utils.documents import check_unique, fingerprint
 
 log = logging.getLogger(__name__)
 
-#: Points of a class, shared out among its images.
+#: Points of a class, shared out among its images; the paper's text has 10 of 5 images, and 100 in all.
 POINTS = 100
 #: Classes that are fitted together: their likelihoods, (CLASSES, P, N), stay in the processor's cache.
 CLASSES = 32
@@ -38,21 +35,15 @@ STEPS, TOLERANCE = 1000, 1e-6
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
-    """The settings of re-weighting.
+    """The settings of re-weighting."""
 
-    shots: labelled images of each class; 0: the `nearest` images of each class's even mixture. alpha: of
-    the Dirichlet prior, default 5 without labels and 2 with them; constant, or with prior `trace` in proportion to
-    1/trace with this mean. eps: added to variances. samples: points of each image, default 100 of a class shared out
-    (the paper's text has 10 of 5 images, and 100 in all). seed: of the images that are drawn and of the points.
-    """
-
-    shots: NonNegativeInt = 0
-    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    prior: Literal["constant", "trace"] = "constant"
-    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02
+    shots: NonNegativeInt = 0  # labelled images of each class; 0: those nearest to each class's even mixture
+    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None  # of the Dirichlet prior, default 5, or 2 with labels
+    prior: Literal["constant", "trace"] = "constant"  # trace: alpha in proportion to 1/trace, with this mean
+    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02  # added to variances
     nearest: PositiveInt = 5
-    samples: PositiveInt | None = None
-    seed: NonNegativeInt = 0
+    samples: PositiveInt | None = None  # points of each image, default POINTS of a class shared out
+    seed: NonNegativeInt = 0  # of the images that are drawn and of the points
 
     @classmethod
     def parse(cls, words: str) -> Reweighing:
@@ -73,24 +64,13 @@ class Reweighing:
         own = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return ",".join(first + own)
 
-    @property
-    def per_image(self) -> int:
-        """Points that are drawn of each image."""
-        return max(1, POINTS // (self.shots or self.nearest)) if self.samples is None else self.samples
-
-    def prior_of(self, prompts: Gaussian) -> Tensor:
-        """alpha of every prompt: (C, N, D) -> (C, N)."""
-        alpha = self.alpha if self.alpha is not None else (2.0 if self.shots else 5.0)
-        even = torch.full(prompts.mean.shape[:2], alpha, dtype=torch.float64)
-        return even if self.prior == "constant" else even * even.shape[1] * inverse_traces(prompts)
-
 
 def rule_of(settings: Reweighing) -> str:
     """The rule for --prompts: `bprw` or `bprw:SETTINGS`."""
     return f"bprw:{settings}".rstrip(":")
 
 
-def reweigh(
+def reweigh(  # noqa: PLR0913 (what decides the weights)
     settings: Reweighing,
     image: Gaussian,
     keys: Sequence[str],
@@ -110,8 +90,11 @@ def reweigh(
         raise ValueError(f"{rule_of(settings)} wants labelled images, and these have no labels: give others, or bprw")
     else:
         chosen = drawn_images(keys, labels, len(prompts.mean), settings.shots, settings.seed)
-    points = points_of(image, chosen, settings.per_image, settings.seed)
-    fit = fit_weights(prompts, points, settings.prior_of(prompts), settings.eps)
+    samples = settings.samples or max(1, POINTS // (settings.shots or settings.nearest))
+    alpha = settings.alpha if settings.alpha is not None else (2.0 if settings.shots else 5.0)
+    count = prompts.mean.shape[1]
+    prior = alpha if settings.prior == "constant" else alpha * count * inverse_traces(prompts)
+    fit = fit_weights(prompts, points_of(image, chosen, samples, settings.seed), prior, settings.eps)
     if fit.change > TOLERANCE:
         log.warning("weights of prompts still change by %.1e a step after %d steps", fit.change, int(fit.steps.max()))
     return fit
@@ -146,14 +129,12 @@ def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int
 
 # --- EM ---------------------------------------------------------------------------------------------------------------
 class Fit(NamedTuple):
-    """weights (C, N), rows of sum 1; objective (C,) of the prompts that are left; steps (C,); change: the largest of a
-    weight in the last step.
-    """
+    """Weights of classes, and how they were reached."""
 
-    weights: Tensor
-    objective: Tensor
-    steps: Tensor
-    change: float
+    weights: Tensor  # (C, N), rows of sum 1
+    objective: Tensor  # (C,), of the prompts that are left
+    steps: Tensor  # (C,)
+    change: float  # the largest of a weight in the last step
 
 
 def fit_weights(
@@ -166,10 +147,9 @@ def fit_weights(
 ) -> Fit:
     """Fit the weights of every class.
 
-    prompts: (C, N, D); points: of each class (P_c, D); alpha: of the Dirichlet prior, a number or (C, N); eps: added to
-    every variance; start: (C, N), positive, default `inverse_traces`. A class without points gets the mode of its
-    prior, or even weights. ValueError for variances of 0 without eps, for another number of classes, and for an alpha
-    below 1 that could remove every prompt.
+    prompts: (C, N, D); points: of each class (P_c, D); alpha: a number or (C, N); start: (C, N), positive, default
+    `inverse_traces`. A class without points gets the mode of its prior, or even weights. ValueError for variances of 0
+    without eps, another number of classes, and an alpha below 1 that could remove every prompt.
     """
     check_gaussian(prompts, "prompts")
     if prompts.mean.dim() != 3 or not prompts.mean.numel():
@@ -215,8 +195,9 @@ def _fit(
 def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
 
-    log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
-    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: see `m_step`.
+    log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points. E: gamma_jn
+    = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: pi_n in proportion to N_n + alpha_n - 1, or 0 where
+    that is negative; even where nothing is left.
     """
     weights = start
     while True:
@@ -226,17 +207,9 @@ def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Ten
         total = shares.sum(2)  # logsumexp and gamma of one exponential: it is most of the work
         penalty = torch.where(weights > 0, torch.xlogy(alpha - 1, weights), 0.0).sum(1)
         yield weights, ((total.log() + top.squeeze(2)) * observed).sum(1) + penalty
-        weights = m_step(((observed / total).unsqueeze(1) @ shares).squeeze(1), alpha)
-
-
-def m_step(counts: Tensor, alpha: Tensor) -> Tensor:
-    """pi_n = (N_n + alpha_n - 1) / (M + sum_i (alpha_i - 1)), what is below 0 set to 0 and the rest to sum to one.
-
-    counts, alpha: (C, N) -> (C, N); even where nothing is left.
-    """
-    found = (counts + alpha - 1).clamp_min(0)
-    total = found.sum(1, keepdim=True)
-    return torch.where(total > 0, found / total, 1 / found.shape[1])
+        found = (((observed / total).unsqueeze(1) @ shares).squeeze(1) + alpha - 1).clamp_min(0)
+        mass = found.sum(1, keepdim=True)
+        weights = torch.where(mass > 0, found / mass, 1 / found.shape[1])
 
 
 def log_likelihoods(points: Tensor, prompts: Gaussian, eps: float = 0.0) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from prolip.prompts.weights import PromptWeights
-from prolip.utils.style import LOOKS, panels, save, styled
+from prolip.utils.style import LOOKS, panels, styled
 
 BINS = 30
 
@@ -46,12 +44,6 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.0, handlelength=1.6)
     figure.suptitle(title, x=0.01, ha="left")
     return figure
-
-
-def write_weights(fitted: PromptWeights, folder: str | os.PathLike) -> list[Path]:
-    """`weights.png`, `.pdf` and `.svg` in a folder."""
-    figure = plot_weights(fitted.table, f"Weights of {len(fitted.templates)} prompts, {fitted.rule}")
-    return [save(figure, Path(folder) / f"weights.{ending}") for ending in ("png", "pdf", "svg")]
 
 
 def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:

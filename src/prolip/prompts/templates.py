@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from prolip.prompts.weights import PromptWeights
 #: The Gaussians of prompts (C, T, D), the number of their first class -> how much each counts in its class (C, T),
 #: summing to one.
 Weigh = Callable[[Gaussian, int], Tensor]
+Template = str | Callable[[str], str]
 ALL, CERTAIN, BELOW, BEST, BPRW = "all", "certain", "below", "best", "bprw"
 #: Prompts whose Gaussians are held at once while classes are mixed.
 PROMPTS = 4096
@@ -34,9 +34,8 @@ class PromptRule:
     """Which prompts of a class are mixed, by their uncertainties: an even mixture of those that are kept.
 
     way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
-    + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
-    labelled images best, and `bprw`, weights fitted to images with the settings `fit`, see `evaluation.prompts`: their
-    `weights` here are even.
+    + `number` standard deviations of their class's (ProLIP Table 3); `best` and `bprw` (with the settings `fit`) are
+    chosen by images, see `evaluation.prompts`: their `weights` here are even.
     """
 
     way: str = ALL
@@ -72,19 +71,15 @@ class PromptRule:
             raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
 
     def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
-        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain.
-
-        first: the number of the first of these classes, to which such a rule is indifferent.
-        """
+        """(C, T) -> (C, T), rows of sum one; of equal uncertainties the first prompts are the more certain."""
         self.check(uncertainty.shape[1])
+        kept = torch.ones_like(uncertainty, dtype=torch.bool)
         if self.way == CERTAIN:
             kept = certainty_ranks(uncertainty) < self.number
         elif self.way == BELOW:
             exact = uncertainty.double()  # in which the mean of equal ones is no less than they are
             bound = exact.mean(1, keepdim=True) + self.number * exact.std(1, correction=0, keepdim=True)
             kept = (exact <= bound) | (certainty_ranks(uncertainty) == 0)  # which are the first where none is
-        else:
-            kept = torch.ones_like(uncertainty, dtype=torch.bool)
         return kept / kept.sum(1, keepdim=True)
 
 
@@ -103,69 +98,49 @@ def certainty_ranks(uncertainty: Tensor) -> Tensor:
     return uncertainty.argsort(dim=1, stable=True).argsort(dim=1)
 
 
+def class_prompts(classes: Sequence[str | Sequence[str]], templates: Sequence[Template]) -> tuple[list[str], list[int]]:
+    """The prompts of all classes, one after the other, and their number per class.
+
+    classes: a name or several (synonyms, members) of each; templates: with {} or {c} in the name's place, or functions
+    of the name, as OpenCLIP's. ValueError without classes, names, templates or a place for the name.
+    """
+    names = [[given] if isinstance(given, str) else given for given in classes]
+    if not names or not all(names) or not templates or isinstance(templates, str):
+        what = f"{len(names)} classes and the prompts {templates!r}"
+        raise ValueError(f"{what}: give at least one class, one name of each, and a list with one prompt or more")
+    for way in templates:
+        if isinstance(way, str) and "{}" not in way and "{c}" not in way:
+            raise ValueError(f"the prompt {way!r} has no {{c}} or {{}} where the class goes")
+    filled = [
+        [way.replace("{c}", name).replace("{}", name) if isinstance(way, str) else way(name) for way in templates]
+        for own in names
+        for name in own
+    ]
+    return [text for texts in filled for text in texts], [len(own) * len(templates) for own in names]
+
+
 def class_gaussians(
     model: nn.Module,
     tokenizer: Callable,
-    classes: Sequence[Sequence[str]],
-    templates: Sequence[str | Callable[[str], str]],
-    normalise: bool = True,
+    classes: Sequence[str | Sequence[str]],
+    templates: Sequence[Template],
     device: torch.device | str = "cpu",
     batch_size: int = 512,
     progress: bool = False,
 ) -> Gaussian:
-    """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
-
-    classes: the names of each class (synonyms, members); templates: with {} in the name's place, or functions of the
-    name, as OpenCLIP's; normalise: scale the averaged mean to unit length, as the released evaluation does.
-    ValueError for a class without names, a template without {}, or no template.
-    """
-    prompts = fill_all(classes, templates)
-    texts = tqdm([prompt for group in prompts for prompt in group], desc="texts", unit="", disable=not progress)
+    """Every class as the `mixture` of its `class_prompts`: (C, D), ProLIP 4.2."""
+    prompts, counts = class_prompts(classes, templates)
+    texts = tqdm(prompts, desc="texts", unit="", disable=not progress)
     z = embed_texts(partial(encode, model, "text", device, "fp32"), tokenizer, texts, batch_size)
-    return mix_groups(z, [len(group) for group in prompts], normalise)
+    return mix_groups(z, counts)
 
 
-def fill_all(classes: Sequence[Sequence[str]], templates: Sequence[str | Callable[[str], str]]) -> list[list[str]]:
-    """The prompts of each class, its names in their order, each in all templates; see `class_gaussians`."""
-    if isinstance(templates, str) or not templates:
-        raise ValueError(f"the templates are {templates!r}: give a list with at least one")
-    for template in templates:
-        if isinstance(template, str) and "{}" not in template:
-            raise ValueError(f"the template {template!r} has no place for the class: write {{}} where its name goes")
-    for i, names in enumerate(classes):
-        if isinstance(names, str) or not names:
-            raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
-    return [
-        [way.replace("{}", name) if isinstance(way, str) else way(name) for name in names for way in templates]
-        for names in classes
-    ]
-
-
-def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The prompts of classes, {c} or {} in the name's place, class by class, and their number per class.
-
-    ValueError without classes or prompts.
-    """
-    if not classnames or not templates:
-        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
-    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
-    return prompts, [len(templates)] * len(classnames)
-
-
-def mix_groups(
-    z: Gaussian, counts: Sequence[int], normalise: bool = True, weigh: Weigh | None = None, first: int = 0
-) -> Gaussian:
-    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D).
-
-    first: what `weigh` knows the first run by.
-    """
+def mix_groups(z: Gaussian, counts: Sequence[int], weigh: Weigh | None = None, first: int = 0) -> Gaussian:
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed: (C, D). first: what `weigh` knows the first run by."""
     parts = []
     for number, run in enumerate(zip(*(x.split(list(counts)) for x in z)), first):
         part = Gaussian(*(x.unsqueeze(0) for x in run))
-        parts.append(mixture(part, weigh(part, number) if weigh else None, normalise))
+        parts.append(mixture(part, weigh(part, number) if weigh else None))
     return concatenate(parts)
 
 
@@ -190,7 +165,7 @@ def build_zero_shot_classifier(
     model: nn.Module,
     tokenizer: Callable,
     classnames: Sequence[str],
-    templates: Sequence[str | Callable[[str], str]],
+    templates: Sequence[Template],
     num_classes_per_batch: int | None = 10,
     device: str | torch.device = "cpu",
     use_tqdm: bool = False,
@@ -202,5 +177,4 @@ def build_zero_shot_classifier(
     if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
         raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names: `class_gaussians` takes synonyms")
     batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
-    options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}
-    return class_gaussians(model, tokenizer, [[name] for name in classnames], templates, **options).to(device)
+    return class_gaussians(model, tokenizer, classnames, templates, device, batch, use_tqdm).to(device)

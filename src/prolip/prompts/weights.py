@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prolip.prompts.bprw import Reweighing, rule_of
-from prolip.utils.documents import loads, read_file, shown
+from prolip.utils.documents import loads, read_file
 from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
@@ -34,23 +35,18 @@ class UnfitPrompts(ValueError):
 
 @dataclass(frozen=True)
 class PromptWeights:
-    """The weights of every class's prompts, with all that decides where they may be used.
-
-    table: (C, T), rows of sum 1, for classnames x templates ({c} in the name's place); model, fingerprint: of the
-    model; settings: of the fit to images from the source `images` with the fingerprint `data` and these `contents` of
-    their files (`Sample.content`; empty in old files).
-    """
+    """The weights of every class's prompts, with all that decides where they may be used."""
 
     way: ClassVar[str] = "fitted"
     classnames: tuple[str, ...]
-    templates: tuple[str, ...]
-    table: Tensor
+    templates: tuple[str, ...]  # with {c} in the name's place
+    table: Tensor  # (C, T), rows of sum 1
     model: str
-    fingerprint: str
+    fingerprint: str  # of the model
     settings: Reweighing
-    images: str
-    data: str
-    contents: frozenset[str] = frozenset()
+    images: str  # the source that they were fitted to
+    data: str  # its fingerprint
+    contents: frozenset[str] = frozenset()  # `Sample.content` of its images; empty in old files
 
     def __str__(self) -> str:
         return f"{self.rule} by {self.images} [{self.digest}]"
@@ -80,15 +76,13 @@ class PromptWeights:
         if fingerprint != self.fingerprint:
             other = "which has other weights, settings or another tokenizer than this model"
             raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, {other}: {AGAIN} with this one")
-        for what, own, given in (
-            ("classes", self.classnames, tuple(classnames)),
-            ("prompts", self.templates, tuple(map(in_braces, templates))),
-        ):
+        prompts = tuple(map(in_braces, templates))
+        parts = ("classes", self.classnames, tuple(classnames)), ("prompts", self.templates, prompts)
+        for what, own, given in parts:
             if own != given:
-                both = list(zip(own, given))
-                place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
-                mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
-                differ = f"these are {len(given)}, and number {place + 1} is {mine} there and {theirs} here"
+                pairs = enumerate(zip_longest(own, given), 1)
+                number, mine, theirs = next((i, a, b) for i, (a, b) in pairs if a != b)
+                differ = f"these are {len(given)}, and number {number} is {mine!r} there and {theirs!r} here"
                 raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, {differ}: {AGAIN} with these {what}")
         if data is not None and data == self.data:
             raise UnfitPrompts(f"{self} were fitted to these very images, {OTHERS}")
@@ -100,11 +94,10 @@ class PromptWeights:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
+        named = {name: getattr(self, name) for name in ("model", "fingerprint", "images", "data")}
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
-        named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
-        named |= {"images": self.images, "data": self.data}
         lists = {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
-        return {"format": FORMAT, **named, **lists}
+        return {"format": FORMAT, **named, "settings": str(self.settings), **lists}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""
@@ -118,36 +111,24 @@ class PromptWeights:
             values = loads(read_file(path, MOST))
             if not isinstance(values, dict) or values.get("format") != FORMAT:
                 raise ValueError(f"it is no {FORMAT}")
-            names = tuple(one["name"] for one in values["classes"])
+            names, templates = tuple(one["name"] for one in values["classes"]), tuple(values["templates"])
+            table = torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64)
             texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
-            found = cls(
-                names,
-                tuple(values["templates"]),
-                torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64),
-                **texts,
-                settings=Reweighing.parse(values["settings"]),
-                contents=frozenset(values.get("contents", ())),
-            )
-            if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values(), *found.contents)):
+            contents, settings = frozenset(values.get("contents", ())), Reweighing.parse(values["settings"])
+            if not all(isinstance(x, str) for x in (*names, *templates, *texts.values(), *contents)):
                 raise ValueError("a name in it is no text")
-            if bare := [template for template in found.templates if "{c}" not in template]:
+            if bare := [template for template in templates if "{c}" not in template]:
                 raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
-            check_weights(found.table, len(found.templates))
+            right = bool(names) and table.shape == (len(names), len(templates)) and bool((table >= 0).all())
+            if not right or not torch.allclose(table.sum(1), torch.ones(len(names)).double(), atol=1e-6):
+                wanted = f"{len(templates)} numbers of 0 or more that sum to one, one for each prompt"
+                raise ValueError(f"the weights of a class are not {wanted}")
         except FileNotFoundError:
             raise FileNotFoundError(f"no file {path}: prolip prompts fit writes weights of prompts") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} holds no weights of prompts: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error
-        return found
-
-
-def check_weights(weights: Tensor, prompts: int) -> None:
-    """ValueError unless each row is of so many numbers of 0 or more that sum to one."""
-    if weights.dim() != 2 or weights.shape[1] != prompts:
-        raise ValueError(f"weights of the shape {tuple(weights.shape)} are not of classes with {prompts} prompts")
-    total = weights.sum(1)
-    if not bool((weights >= 0).all()) or not torch.allclose(total, torch.ones_like(total), atol=1e-6):
-        raise ValueError(f"the weights of a class are negative or do not sum to one: {shown(total.tolist())}")
+        return cls(names, templates, table, **texts, settings=settings, contents=contents)
 
 
 def in_braces(template: str) -> str:

@@ -1,8 +1,4 @@
-"""Approximate indexes: fast search by faiss in P + 1 dimensions, and the bytes that it takes.
-
-All hold `prolip.scores.distance_vectors` and rank by L2, even where an inner product would do: graphs and lists of
-vectors of very different lengths find little by inner products.
-"""
+"""Approximate indexes: faiss by L2 among `prolip.scores.distance_vectors`, and the bytes that it takes."""
 
 from __future__ import annotations
 
@@ -21,10 +17,8 @@ from prolip.search.exact import BLOCK, GaussianArrays
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss with its parameter classes, which its stubs lack.
 FAISS: Any = faiss
-#: With fewer items a search reads all: faiss learns a centre from at least 39 vectors.
-LEAST = 40
-#: Dimensions in half a byte of `pq`, and vectors that the centre of a list is learnt from.
-PER_CODE, PER_LIST = 4, 64
+LEAST = 40  # with fewer items a search reads all: faiss learns a centre from at least 39 vectors
+PER_CODE, PER_LIST = 4, 64  # dimensions in half a byte of `pq`, and vectors that the centre of a list is learnt from
 #: Links M of a point in a graph (2 M in its lowest layer; 1/M of the points are in the next), and candidates visited
 #: while it is built.
 LINKS, BUILDING = 32, 128
@@ -42,8 +36,6 @@ class IndexSpec:
     def __post_init__(self) -> None:
         if self.name not in KINDS:
             raise ValueError(f"an index of the type {self.name!r} is unknown: use one of {', '.join(KINDS)}")
-        if self.lists < 0:
-            raise ValueError(f"{self.lists} lists: give 0 or more")
 
     def lists_for(self, rows: int) -> int:
         """The lists of an index of so many rows: 4 sqrt(rows) by default, with PER_LIST rows each or more."""
@@ -91,16 +83,13 @@ def fitted(index: faiss.Index, vectors: np.ndarray) -> np.ndarray:
 
 
 def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np.ndarray:
-    """The vectors that an index holds of some rows, (n, P + 1)."""
     return distance_vectors(gallery.factors(rows), constant).numpy()
 
 
 def search(
     index: faiss.Index, asked: Tensor, count: int, probe: int, alive: np.ndarray | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Find rows near queries [u, 0], (Q, P + 1) -> (Q, count) int64, -1 if there are fewer, and squared L2 distances.
-    probe: lists to read, or candidates of a graph to visit; alive: (N,) bool, rows to find, None: all.
-    """
+    """Rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
     kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
         given = FAISS.SearchParametersHNSW(efSearch=max(probe, count), sel=kept)
@@ -112,9 +101,7 @@ def search(
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:
-    """The room that an index by csd takes, a row per type; disk includes variances, keys and captions. Building needs
-    the sample in three copies (vectors, padded, normalised), its centres and rows, and a block.
-    """
+    """The room that an index by csd takes, a row per type. Building needs three copies of its sample, and a block."""
     lines = [
         "| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
         "|---|---|---|---|---|---|",

@@ -1,16 +1,7 @@
 """Exact search over a gallery held as arrays: ordered by the score in float64, ties by rising row.
 
 If the score factors, faiss proposes candidates in float32, until a bound on its error excludes all others; these are
-scored again in float64. Other scores rank every pair. elk, the expected likelihood kernel, does not factor: it skips
-items and buckets whose upper bound is below the k-th score.
-
-With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
-f(l) = log(v_p + exp(l)). A bucket's items have means in [m_lo, m_hi] and log variances in [l_lo, l_hi], by dimension.
-
-Item bound: v_q <= exp(l_hi) bounds the distance term from below. f is convex, f'' = v_p exp(l) / (v_p + exp(l))^2 >= 0,
-so f(l_q) >= f(c) + f'(c) (l_q - c) for any c, with f'(c) = exp(c) / (v_p + exp(c)). Both are linear in
-[m_q, m_q^2, l_q - c], so one matrix product bounds all pairs; a rounding term covers its sum of large terms.
-Bucket bound: f rises, so f(l_q) >= f(l_lo), and no mean is nearer to m_p than the box [m_lo, m_hi]. All in float64.
+scored again in float64. elk does not factor: bounds skip buckets and items. Other scores rank every pair.
 """
 
 from __future__ import annotations
@@ -29,30 +20,24 @@ from prolip.gaussian import Gaussian
 from prolip.losses import Factors
 from prolip.scores import Score, Side, index_vectors
 
-#: Rows that a search reads at once.
-BLOCK = 32_768
-#: Candidates of the first attempt, in addition to twice the requested answers.
-SPARE = 32
+BLOCK = 32_768  # rows that a search reads at once
+SPARE = 32  # candidates of the first attempt, in addition to twice the requested answers
 #: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
 ELEMENTS, PAIRS = 2**24, 2**20
-#: Rows of a bucket of elk (fewer: tighter bounds, more matrix products), and queries at a time.
-ROWS, QUERIES = 128, 64
+ROWS, QUERIES = 128, 64  # rows of a bucket of elk (fewer: tighter bounds, more matrix products), and queries at a time
 NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damaged: --verify names them"
 
 
 class GaussianArrays(NamedTuple):
-    """N Gaussians and their search vectors. mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1)
-    float32, [v, b] of a score that factors; reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is
-    deleted; block: rows read at once.
-    """
+    """N Gaussians and their search vectors, [v, b] of a score that factors."""
 
-    mean: np.ndarray
-    log_var: np.ndarray | None
-    vector: np.ndarray
-    reach: float
-    lift: float
-    alive: np.ndarray | None = None
-    block: int = BLOCK
+    mean: np.ndarray  # (N, D) float32
+    log_var: np.ndarray | None  # (N, D) float32, None for points
+    vector: np.ndarray  # (N, P + 1) float32
+    reach: float  # max |v|
+    lift: float  # max(b, 0)
+    alive: np.ndarray | None = None  # (N,) bool, None if no row is deleted
+    block: int = BLOCK  # rows read at once
 
     def blocks(self, first: int = 0, deleted: bool = False) -> Iterator[np.ndarray]:
         """Yield the rows from `first` on, block by block (n,). deleted: include deleted rows."""
@@ -69,7 +54,6 @@ class GaussianArrays(NamedTuple):
         return Gaussian(mean, torch.full_like(mean, -torch.inf) if log_var is None else log_var)
 
     def factors(self, rows: np.ndarray) -> Factors:
-        """Load the vectors of some rows (M,)."""
         both = torch.from_numpy(self.vector[rows])
         return Factors(both[:, :-1], both[:, -1])
 
@@ -91,7 +75,6 @@ class TopK(NamedTuple):
     scores: Tensor
 
     def first(self, k: int) -> TopK:
-        """The k best of each query."""
         return TopK(self.rows[:, :k], self.scores[:, :k])
 
 
@@ -117,45 +100,31 @@ class Steady(TorchFunctionMode):
 
 
 def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> TopK:
-    """Find the k best items of each query; side: of the queries. The gallery's vectors are those of the score if it
-    factors; otherwise `score_all` scores every pair.
-    """
+    """Find the k best items of each query of a side, by the gallery's vectors, else by every pair."""
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
         return score_all(score, queries, gallery, k, side)
-    parts = []
-    step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
-    for some in (slice(start, start + step) for start in range(0, len(asked), step)):
-        parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), gallery, k, side))
-    return joined(parts, k)
-
-
-def _nearest_of_some(
-    score: Score, queries: Gaussian, asked: Tensor, gallery: GaussianArrays, k: int, side: Side
-) -> TopK:
-    """`nearest`; queries whose candidates do not suffice get more."""
     total = len(gallery.mean) if gallery.alive is None else int(gallery.alive.sum())
     rows, scores = empty(len(asked), k)
-    left, count = torch.arange(len(asked)), min(total, 2 * k + SPARE)
-    while len(left) and total:
-        near, some = candidates(asked[left].numpy(), gallery, count), queries.select(left)
-        best = top(TopK(near.rows, rescored(score, some, near.rows, gallery.gaussian, side)), k)
-        enough = torch.ones(len(left), dtype=torch.bool)
-        if count < total:
-            own = score.factors(some.to(torch.float64), side)
-            assert own is not None
-            error = error_bound(asked[left], gallery, near.scores[:, k - 1])
-            enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
-        size = min(k, best.rows.shape[1])
-        rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
-        left, count = left[~enough], min(total, 4 * count)
+    step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
+    for left in torch.arange(len(asked)).split(step):
+        count = min(total, 2 * k + SPARE)
+        while len(left) and total:  # queries whose candidates do not suffice get more
+            near, some = candidates(asked[left].numpy(), gallery, count), queries.select(left)
+            best = top(TopK(near.rows, rescored(score, some, near.rows, gallery.gaussian, side)), k)
+            enough = torch.ones(len(left), dtype=torch.bool)
+            if count < total:
+                own = score.factors(some.to(torch.float64), side)
+                assert own is not None
+                error = error_bound(asked[left], gallery, near.scores[:, k - 1])
+                enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
+            rows[left[enough]], scores[left[enough]] = best.rows[enough], best.scores[enough]
+            left, count = left[~enough], min(total, 4 * count)
     return TopK(rows, scores)
 
 
 def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
-    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count). count: at
-    most the living rows.
-    """
+    """Find the largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count), of living rows."""
     rows, scores = empty(len(asked), 0)
     for some in gallery.blocks():
         is_whole = some[-1] - some[0] + 1 == len(some)  # needs no copy
@@ -184,9 +153,7 @@ def error_bound(asked: Tensor, gallery: GaussianArrays, least: Tensor) -> Tensor
 def rescored(
     score: Score, queries: Gaussian, rows: Tensor, items_of: Callable[[np.ndarray], Gaussian], side: Side = "text"
 ) -> Tensor:
-    """Score some items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1.
-    items_of: rows (M,) -> Gaussian (M, D).
-    """
+    """Score items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1."""
     queries, other = queries.to(precise(score)), other_side(side)
     asked, parts = score.factors(queries, side), []
     step = max(1, ELEMENTS // max(1, rows.shape[1] * queries.mean.shape[1]))
@@ -232,7 +199,7 @@ def score_all(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, 
             values = all_scores(score, some, gallery.gaussian(rows).to(precise(score)), side).double()
             found = top(extended(found, torch.from_numpy(rows), values), k)
         parts.append(found)
-    return joined(parts, k)
+    return joined(parts)
 
 
 def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
@@ -241,20 +208,21 @@ def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
 
 
 def top(found: TopK, k: int) -> TopK:
-    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, min(k, m))."""
+    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
     by_row = found.rows.argsort(dim=1, stable=True)
     order = found.scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True)[:, :k]
-    place = by_row.gather(1, order)
-    return TopK(found.rows.gather(1, place), found.scores.gather(1, place))
+    place, pad = by_row.gather(1, order), (0, max(0, k - found.rows.shape[1]))
+    rows, scores = found.rows.gather(1, place), found.scores.gather(1, place)
+    return TopK(F.pad(rows, pad, value=-1), F.pad(scores, pad, value=-torch.inf))
 
 
-def joined(parts: Sequence[TopK], k: int) -> TopK:
-    """Answers of several groups of queries, filled up to k."""
-    pads = [(part, (0, k - part.rows.shape[1])) for part in parts]
-    rows = torch.cat([F.pad(part.rows, pad, value=-1) for part, pad in pads])
-    return TopK(rows, torch.cat([F.pad(part.scores, pad, value=-torch.inf) for part, pad in pads]))
+def joined(parts: Sequence[TopK]) -> TopK:
+    return TopK(*map(torch.cat, zip(*parts)))
 
 
+# --- elk --------------------------------------------------------------------------------------------------------------
+# With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
+# f(l) = log(v_p + exp(l)) rises and is convex. The bounds are in float64.
 class Bucket(NamedTuple):
     """Rows of a gallery with similar variances, and their bounds, each (D,) float64."""
 
@@ -284,7 +252,7 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
 
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
-    """The highest score that any item of each bucket may have, (Q, buckets)."""
+    """The highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
     out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)
@@ -293,14 +261,15 @@ def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
 
 
 def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
-    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q. Equal rows get equal bits
-    at any place: logaddexp rounds differently at the end of a block, exp and log do not.
-    """
+    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); equal rows get equal bits at any place."""
     return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
 
 def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
-    """The highest score that each item of a bucket may have, (Q, n)."""
+    """The highest score that each item of a bucket may have, (Q, n). v_q <= exp(l_high) bounds the distance; as f is
+    convex, f(l_q) >= f(c) + f'(c) (l_q - c), f'(c) = exp(c) / (v_p + exp(c)). Both are linear in [m_q, m_q^2, l_q - c],
+    so one matrix product bounds all pairs; a rounding term covers its sum of large terms.
+    """
     precision = (-torch.logaddexp(queries.log_var, bucket.log_high)).exp()
     at_centre = torch.logaddexp(queries.log_var, bucket.centre)
     slope = (bucket.centre - at_centre).exp()
@@ -314,9 +283,9 @@ def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
     return -0.5 * (total - (3 * queries.mean.shape[1] + 32) * torch.finfo(torch.float64).eps * size)
 
 
-def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[TopK, int, int]:
-    """Find the k items of the highest -elk, in the order of `score_all`; count the pairs bounded, and scored."""
-    parts, bounded, scored = [], 0, 0
+def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[TopK, int]:
+    """Find the k items of the highest -elk, in the order of `score_all`; count the pairs scored."""
+    parts, scored = [], 0
     for start in range(0, len(queries.mean), QUERIES):
         some = queries.select(slice(start, start + QUERIES)).to(torch.float64)
         best = empty(len(some.mean), k)
@@ -325,39 +294,28 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
             for number in bounds.amax(0).argsort(descending=True).tolist():
                 asked = torch.nonzero(bounds[:, number] >= best.scores[:, -1])[:, 0]
                 if len(asked):
-                    bounded += len(asked) * len(buckets[number].rows)
                     scored += _search_bucket(buckets[number], some, asked, best)
         parts.append(best)
-    return joined(parts, k), bounded, scored
+    return joined(parts), scored
 
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:
-    """Score the items of a bucket that may be among the best of these queries, which change in place; return how many.
-    The k items of the highest bounds come first, as their scores exclude others.
-    """
+    """Update `best` by the items that may be among it, those of the highest bounds first; return how many."""
     items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)
     bounds, rows = item_bounds(queries.select(asked), items, bucket), torch.from_numpy(bucket.rows)
     first = torch.zeros_like(bounds, dtype=torch.bool)
     first.scatter_(1, bounds.topk(min(best.rows.shape[1], bounds.shape[1]), dim=1).indices, True)
-    count = 0
+    count, queries_var, items_var = 0, queries.log_var[asked].exp(), items.var
+    step = max(1, ELEMENTS // queries.mean.shape[1])
     for which in (first, ~first):
-        possible = bounds >= best.scores[asked, -1].unsqueeze(1)
-        count += _score(which & possible, rows, items, queries, asked, best)
+        which &= bounds >= best.scores[asked, -1].unsqueeze(1)
+        values = torch.full(which.shape, -torch.inf, dtype=torch.float64)
+        for query, item in (pairs.unbind(1) for pairs in which.nonzero().split(step)):
+            width = queries_var[query] + items_var[item]
+            values[query, item] = _negative_elk(queries.mean[asked[query]] - items.mean[item], width, width)
+        if len(changed := torch.nonzero(which.any(1))[:, 0]):
+            own = asked[changed]
+            found = top(extended(TopK(best.rows[own], best.scores[own]), rows, values[changed]), best.rows.shape[1])
+            best.rows[own], best.scores[own] = found.rows.where(~found.scores.isneginf(), -1), found.scores
+        count += int(which.sum())
     return count
-
-
-def _score(which: Tensor, rows: Tensor, items: Gaussian, queries: Gaussian, asked: Tensor, best: TopK) -> int:
-    """Score the pairs that are True in `which` (Q', n), and keep the best."""
-    query, item = which.nonzero(as_tuple=True)
-    values = torch.full(which.shape, -torch.inf, dtype=torch.float64)
-    step, queries_var, items_var = max(1, ELEMENTS // queries.mean.shape[1]), queries.log_var[asked].exp(), items.var
-    for start in range(0, len(query), step):
-        i, j = query[start : start + step], item[start : start + step]
-        width = queries_var[i] + items_var[j]
-        values[i, j] = _negative_elk(queries.mean[asked[i]] - items.mean[j], width, width)
-    if len(query):
-        changed = torch.nonzero(which.any(1))[:, 0]
-        own = asked[changed]
-        found = top(extended(TopK(best.rows[own], best.scores[own]), rows, values[changed]), best.rows.shape[1])
-        best.rows[own], best.scores[own] = found.rows.where(~found.scores.isneginf(), -1), found.scores
-    return len(query)

@@ -20,7 +20,6 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
-from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
 from prolip.measures.chance import OwnFirst, evenly, warn_once
 from prolip.methods import find_score, score_from_dict
@@ -37,18 +36,16 @@ from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
 
-#: Rows of a commit: a killed build loses at most these.
-CHUNK = 4096
+CHUNK = 4096  # rows of a commit: a killed build loses at most these
 #: Candidates that a score outside the index ranks, at least; candidates of `pq` per answer.
 SHORTLIST, PER_ANSWER = 200, 10
-#: Seconds between two writes of an approximate index that is being built.
-SAVE = 600.0
+SAVE = 600.0  # seconds between two writes of an approximate index that is being built
 
 
 class SearchIndex:
     """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store. score:
     ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses the items
-    that `score` ranks; kind: the type of index; side: of the gallery, queries are compared as the other.
+    that `score` ranks; side: of the gallery, queries are compared as the other.
     """
 
     def __init__(self, folder: str | os.PathLike, verify: bool = False):
@@ -98,7 +95,7 @@ class SearchIndex:
         **reading: Any,
     ) -> Rebuild:
         """Index a source, such as "images:photos", or update an index of it; the result has the `index`. embedder: of a
-        new index; saved features need none. similarity: a score other than the model's. reading: of `add`.
+        new index, but for saved features. similarity: a score other than the model's. reading: of `add`.
         FileExistsError if the folder has an index of another source or type.
         """
         kind = kind or IndexSpec()
@@ -112,7 +109,7 @@ class SearchIndex:
                 raise FileExistsError(f"{folder} is {what}: use prolip search add, or give another folder")
         else:
             card, dim, further = sources.described(source, embedder)
-            side = sources.side_of(sources.parse(source))
+            side: Side = "text" if sources.parse(source).kind == "texts" else "image"
             index = cls.create(folder, card.scored_by(similarity), dim, kind, side, card, further)
         return index.add(source, embedder, **reading)
 
@@ -120,7 +117,6 @@ class SearchIndex:
         """Items that can be found."""
         return len(self.store) - len(self.store.deleted)
 
-    # --- building ----------------------------------------------------------------------------------------------------
     def add(
         self,
         source: str,
@@ -133,11 +129,11 @@ class SearchIndex:
         **where: Any,
     ) -> Rebuild:
         """Add a source, or update the index to what it holds now; count what was added, replaced and removed. embedder:
-        the model of the index, loaded by default (where: device and precision). workers: decoding threads, default: all
-        cores but one. skip_damaged: count and skip unreadable images. restore: add deleted items again.
+        the model of the index, loaded by default (where: device and precision). workers: decoding threads.
+        skip_damaged: count and skip unreadable images. restore: add deleted items again.
         """
         parsed = sources.parse(source)
-        if (side := sources.side_of(parsed)) != self.side:
+        if (side := "text" if parsed.kind == "texts" else "image") != self.side:
             raise ValueError(f"{source} gives {side}s, and this index has {self.side}s")
         with self.writing():
             rebuild = Rebuild(self, source, restore, FaultCounter() if skip_damaged else None)
@@ -154,10 +150,7 @@ class SearchIndex:
         return rebuild
 
     def append(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
-        """Append parts of a source, `rows` at a time; `finish` then adds them to an approximate index. parts: from the
-        position of `source` on, where an interrupted append resumes; replace: items take the place of those with their
-        keys, in one step.
-        """
+        """Append parts of a source, from its position on, `rows` at a time. replace: those of their keys."""
         position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
             source, others = self.source(address), [x for x in self.store.values["sources"] if x["address"] != address]
@@ -188,10 +181,10 @@ class SearchIndex:
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
-    def unfinished(self) -> list[str]:
-        """A line for every source that was not read to its end."""
-        what = f"{self.store.folder} holds only the first {{:,}} items of {{}}: rerun its build, if none is running"
-        return [what.format(x["position"], plain(x["address"])) for x in self.store.values["sources"] if not x["done"]]
+    def _tell_unfinished(self) -> None:
+        for x in (x for x in self.store.values["sources"] if not x["done"]):
+            held = f"holds only the first {x['position']:,} items of {plain(x['address'])}"
+            log.warning("%s %s: rerun its build, if none is running", self.store.folder, held)
 
     def find_embedder(
         self, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
@@ -201,9 +194,8 @@ class SearchIndex:
             words = self.store.values.get("load")
             if words is None:
                 raise ValueError("this index was made of kept features: give the model that made them, --model")
-            embedder = Embedder.load(
-                words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
-            )
+            where: Any = {"device": device, "precision": precision}
+            embedder = Embedder.load(words["model"], words["pretrained"], tokenizer=words["tokenizer"], **where)
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
             both = f"{embedder.name} is another model than made this index, {self.card.name}"
             raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")
@@ -226,13 +218,10 @@ class SearchIndex:
             warn_once(str(first))
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:
-        """Add all rows to the approximate index, and write it every SAVE seconds, from where a killed process resumes.
-        rebuild: learn it again from the current rows, as is done, too, if a new row exceeds the constant of
-        `distance_vectors`. Fewer than LEAST rows need no index.
-        """
+        """Add all rows to the approximate index, written every SAVE seconds. rebuild: learn it from all rows."""
         with self.writing():
             near, total = self.store.values["near"], len(self.store)
-            if self.kind.name == FLAT or total < LEAST:
+            if self.kind.name == FLAT or total < LEAST:  # needs none
                 return
             least, gallery = self.store.values["bounds"][2], self.store.gallery
             if rebuild or near is None or least > near["constant"]:
@@ -266,13 +255,11 @@ class SearchIndex:
         """Remove keys from the results for good, and change values of the manifest. ValueError for a missing key."""
         self.store.delete(keys, unwanted=True, **values)
 
-    # --- searching ---------------------------------------------------------------------------------------------------
     @property
     def _near(self) -> faiss.Index | None:
         """The approximate index, None before its first rows are written."""
-        if self.store.values["near"] is None:
-            return None
-        return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF))
+        there = self.store.values["near"] is not None
+        return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF)) if there else None
 
     @property
     def is_flat(self) -> bool:
@@ -284,9 +271,7 @@ class SearchIndex:
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Yield items, Gaussians and vectors (n, P + 1) for another program: those nearest to `query_vectors` by L2
-        score highest (`prolip.scores.distance_vectors`).
-        """
+        """Yield items, Gaussians and vectors (n, P + 1) for another program, which ranks by L2 to `query_vectors`."""
         for rows in self.store.gallery.blocks():
             vectors = ann.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
             yield self.items(rows.tolist()), self.store.gallery.gaussian(rows), torch.from_numpy(vectors)
@@ -301,9 +286,7 @@ class SearchIndex:
     def query(
         self, queries: Sequence[str | Query], embedder: Embedder | None = None, top: int = 10, **settings: Any
     ) -> list[list[Answer]]:
-        """Search by texts, or by `Query(text, image)`; return the answers to each, best first. embedder: the model of
-        the index, loaded by default; give it to load it once. settings: of `search`.
-        """
+        """Answers to texts or `Query(text, image)`, best first, by the index's model. settings: of `search`."""
         asked = [Query(query) if isinstance(query, str) else query for query in queries]
         return [answers or [] for answers in ask(self, asked, self.find_embedder(embedder), top, **settings)[0]]
 
@@ -317,7 +300,7 @@ class SearchIndex:
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (probe is not None and probe < 1) or (rerank is not None and rerank < 1):
             raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give 1 or more of each")
-        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
+        self.store.once("told", self._tell_unfinished)
         gallery, role, served = self.store.gallery, other_side(self.side), self.served
         if exactly or not len(self.store) or (self.is_flat and (served or rerank is None)):
             if getattr(self.score, "measure", None) is MEASURES["elk"]:
@@ -327,46 +310,29 @@ class SearchIndex:
         by_codes = self.kind.name == PQ and not self.is_flat
         count = rerank or (max(SHORTLIST, PER_ANSWER * k) if not served else PER_ANSWER * k if by_codes else k)
         found = self._candidates(queries, min(max(count, k), len(self.store)), probe, role)
-        if not served:
+        if not served or by_codes:
             found = found._replace(scores=exact.rescored(self.score, queries, found.rows, gallery.gaussian, role))
-        elif by_codes:
-            found = found._replace(scores=self._by_vectors(queries, found.rows))
-        return exact.joined([exact.top(found, k)], k)
+        return exact.top(found, k)
 
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
-        """Find candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, with the squared distance d of
-        [u, 0] and [v, sqrt(c - |v|^2 - 2 b)]; exactly if there is no approximate index.
-        """
+        """Candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, squared distances d; or exactly."""
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         held, total = 0 if self._near is None else self._near.ntotal, len(self.store)
         if self._near is None or held < total:
             resume = f"prolip search finish {self.store.folder}"
             raise ValueError(f"the index is incomplete ({held} of {total} rows). Resume with: {resume}")
-        own, asked = self._factors(queries), self.query_vectors(queries.float())
+        own, asked = self.coarse.factors(queries.float(), role), self.query_vectors(queries.float())
+        assert own is not None
         usual = 128 if self.kind.name == HNSW else max(8, self.kind.lists_for(total) // 16)
         rows, distance = ann.search(self._near, asked, count, probe or usual, self.store.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
         return TopK(rows, scores.masked_fill(rows < 0, -torch.inf))
 
-    def _factors(self, queries: Gaussian) -> Factors:
-        """The factors of queries by the coarse score."""
-        factors = self.coarse.factors(queries.float(), other_side(self.side))
-        assert factors is not None
-        return factors
-
-    def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
-        """Score rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
-        own, out = self._factors(queries), torch.empty(rows.shape, dtype=torch.float64)
-        asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
-        for i, some in enumerate(rows.clamp(min=0).numpy()):
-            out[i] = torch.from_numpy(self.store.gallery.vector[some]) @ asked[i] + own.offset[i]
-        return out.masked_fill(rows < 0, -torch.inf)
-
     def search_inclusion(self, queries: Gaussian, k: int = 10, more_general: bool = True, rerank: int = 1000) -> TopK:
         """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer. ValueError for points.
-        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`: the test grows with the
+        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`, as the test grows with the
         distance of the means, too.
         """
         near, parts = self.search(queries, rerank), []
@@ -378,4 +344,4 @@ class SearchIndex:
             included = pairwise_inclusion_test(*pair).flatten() > 0
             scores = pairwise_log_inclusion(*pair).flatten()
             parts.append(exact.top(TopK(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k))
-        return exact.joined(parts, k)
+        return exact.joined(parts)

@@ -36,14 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Answers from which the confidence of the first is computed.
-COMPARED = 20
+COMPARED = 20  # answers from which the confidence of the first is computed
 #: Texts and images that are embedded at a time; queries that are multiplied with a block of the gallery at once.
 TEXTS, PICTURES, BLOCK = 512, 64, 512
-#: Numbers of a gallery (N D) up to which a query is compared with all of it.
-NUMBERS = 2**26
-#: Items that show what kind of images an index holds.
-SAMPLE = 256
+NUMBERS = 2**26  # numbers of a gallery (N D) up to which a query is compared with all of it
+SAMPLE = 256  # items that show what kind of images an index holds
 
 
 class Query(NamedTuple):
@@ -57,17 +54,17 @@ class Query(NamedTuple):
         return " + ".join(part for part in (self.text, self.image) if part)
 
 
+Known = tuple[list[Query], list[list[str]]]  # queries, and the keys that answer each
+
+
 @dataclass(frozen=True)
 class Meaning:
-    """What a model says of one input, None if it does not know. bits: information about which input of the other side
-    is meant; share: of the other side that it matches; share_range: contains the share of nine of ten texts; ambiguity:
-    of an image, in nats.
-    """
+    """What a model says of one input, None if it does not know."""
 
-    bits: float | None = None
-    share: float | None = None
-    share_range: tuple[float, float] | None = None
-    ambiguity: float | None = None
+    bits: float | None = None  # information about which input of the other side is meant
+    share: float | None = None  # of the other side that it matches
+    share_range: tuple[float, float] | None = None  # contains the share of nine of ten texts
+    ambiguity: float | None = None  # of an image, in nats
 
     @property
     def fits(self) -> str | None:
@@ -78,7 +75,6 @@ class Meaning:
 
     @property
     def words(self) -> list[str]:
-        """The meaning in words."""
         said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
         return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
 
@@ -93,7 +89,6 @@ class Answer(Meaning):
     trace: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
         return item | {name: value for name, value in vars(self).items() if name != "item"}
 
@@ -107,10 +102,7 @@ class Answer(Meaning):
 
 
 def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
-    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them. A text with an image
-    is their mixture: mean = the normalised mean of the means, variance = the mean of the variances, as of a class and
-    its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
-    """
+    """Embed queries (Q, D), with novelty; a text with an image is their mixture, as a class of prompts (ProLIP 4.2)."""
     if not queries or any(query[:2] == (None, None) for query in queries):
         raise ValueError("no query, or one without text and image: give texts or images")
     texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
@@ -136,10 +128,7 @@ def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
 def answers_of(
     index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
 ) -> list[list[Answer]]:
-    """Describe the items that were found for each query (Q, D). pairs: whether each query is of the other side than the
-    gallery, as the score's training pairs; scored: whether the score found them, so a probability may follow, with the
-    doubt of the pair's image.
-    """
+    """Describe what was found. pairs: queries of the other side than the gallery, which have probabilities."""
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
     if not len(rows):
@@ -173,9 +162,7 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
 
 
 def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
-    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted. own: the images
-    are items of the index; SAMPLE of its items then show what kind of images they are.
-    """
+    """How far not to trust the model on images (N, D) -> (N,), None if not fitted. own: they are items of the index."""
     if reader is None:
         return None
     rows = np.unique(np.linspace(0, len(index.store) - 1, SAMPLE).astype(int))
@@ -193,12 +180,9 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
 ) -> dict[str, np.ndarray]:
-    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. similarity:
-    its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the uncertainties
-    of query and answer; log probability: minus its code length among all items, if the model has units and the gallery
-    at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's kind, if the model
-    knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`). found: about COMPARED
-    answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. They need
+    units, novelty or a small gallery in part (docs/search.md). found: always as many answers; pairs, reader: as in
+    `answers_of`.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
     has_answer, out = rows >= 0, {"similarity": first}
@@ -211,7 +195,16 @@ def confidences(
         own = meaning(index)[1]
         trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
-    nats = code_lengths(index, queries, rows)
+    nats, (units, _), dim = None, meaning(index), queries.mean.shape[1]
+    if units is not None and 0 < len(index) * dim <= NUMBERS:  # `Units.code_length` of a row among all items
+        logits = 2 / units.unit * queries.mean
+        total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+        for block in index.store.gallery.blocks():
+            means = index.store.gallery.gaussian(block).mean
+            for part, some in zip(total.split(BLOCK), logits.split(BLOCK)):
+                part.copy_(part.logaddexp((some @ means.mT).double().logsumexp(1)))
+        answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
+        nats = (total - answer).where(has_answer, torch.inf)
     doubt = None if index.side == "image" else doubts_of(index, reader, queries.mean)
     if nats is not None:
         if doubt is not None:
@@ -225,37 +218,20 @@ def confidences(
     return {name: x.double().numpy() for name, x in out.items()}
 
 
-def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
-    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1. None if the model has no
-    units, or the index more than NUMBERS numbers, which each batch would read.
-    """
-    units, dim = meaning(index)[0], queries.mean.shape[1]
-    if units is None or len(index) * dim > NUMBERS or not len(index):
-        return None
-    logits = 2 / units.unit * queries.mean
-    total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    for block in index.store.gallery.blocks():
-        means = index.store.gallery.gaussian(block).mean
-        for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
-            part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
-    answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
-    return (total - answer).where(rows >= 0, torch.inf)
-
-
 def ask(
     index: SearchIndex,
     queries: Sequence[Query],
     embedder: Embedder,
     top: int = 10,
     more_general: bool | None = None,
-    known: tuple[Sequence[Query], Sequence[Sequence[str]]] | None = None,
+    known: Known | None = None,
     risk: float = 0.1,
     delta: float = 0.1,
     **settings: Any,
 ) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
     """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
-    more_general: True or False ranks by inclusion (`SearchIndex.search_inclusion`). known: queries with their right
-    keys, as `read_queries` reads them, to calibrate the refusal; risk, delta: of `calibrate`. settings: of `search`.
+    more_general: True or False ranks by inclusion. known: queries with their right keys, to calibrate the refusal;
+    risk, delta: of `calibrate`. settings: of `search`.
     """
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
@@ -270,7 +246,7 @@ def ask(
     search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
     found, given = search(z), [True] * len(queries)
     if known is not None:
-        threshold = calibrate(index, *known, embedder, risk, delta, search)
+        threshold = calibrate(index, known, embedder, risk, delta, search)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
     answers = answers_of(index, found.first(top), pairs, z, reader)
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
@@ -282,18 +258,12 @@ def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
 
 
 def calibrate(
-    index: SearchIndex,
-    queries: Sequence[Query],
-    right: Sequence[Sequence[str]],
-    embedder: Embedder,
-    risk: float,
-    delta: float = 0.1,
-    search: Callable[[Gaussian], TopK] | None = None,
+    index: SearchIndex, known: Known, embedder: Embedder, risk: float, delta: float, search: Callable[[Gaussian], TopK]
 ) -> Threshold:
-    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`. search:
-    how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other settings may
-    find other first answers. Warns of keys that are not in the index; ValueError if none is.
+    """Calibrate a threshold on queries with their right keys. search: as later queries are searched, with COMPARED
+    answers or more. Warns of keys that are not in the index; ValueError if none is.
     """
+    queries, right = known
     keys = list(dict.fromkeys(key for some in right for key in some))
     rows = dict(zip(keys, index.find(keys).tolist()))
     missing = [key for key, row in rows.items() if row < 0]
@@ -303,20 +273,15 @@ def calibrate(
     if missing:
         log.warning("%s: no answer can be these", console.plain(what))
     asked = embed(queries, embedder)
-    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
+    found = search(asked.z)
     firsts = found.rows[:, 0].tolist()
     wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
     sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, queries), embedder.reader)
     return find_threshold(sure, np.array(wrong), risk, delta)
 
 
-def read_queries(path: str, allow_private_hosts: bool = False) -> tuple[list[Query], list[list[str]]]:
-    """Read queries and the keys that answer them, a JSON object per line; ValueError names a wrong line.
-
-        {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path or URL, or both
-
-    allow_private_hosts: whether a URL may lead to a host that is not public.
-    """
+def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
+    """Read queries and the keys that answer them, a JSON object per line. ValueError names a wrong line."""
     queries, right = [], []
     for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
         if not line.strip():

@@ -1,15 +1,7 @@
 """Refusal by risk: a threshold that refuses so many queries that at most a stated share of the given answers is wrong.
 
-Split fixed-sequence testing of Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021, arXiv:2110.01052).
-Queries with known answers are split at random. The first part chooses the confidence to refuse by, the thresholds and
-their order, the safest first. The second tests, in this order, the hypothesis that more than `risk` of the answers
-above a threshold are wrong: if k of n are, P(Bin(n, risk) <= k) is an exact p-value. The first p-value above `delta`
-ends the tests; of the thresholds before it, the one that answers most is chosen.
-
 Guarantee: with probability 1 - delta over the calibration queries, P(wrong | answered) <= risk for a new query, or
-nothing is answered. Assumption: these and the new queries are independent draws of one distribution (exchangeability
-is not enough for a binomial p-value); the model and the confidences may be anything. The guarantee does not cover
-queries of another kind, and of a few answers more may be wrong by chance (`most_wrong`).
+nothing is answered, if these and the new queries are independent draws of one distribution.
 """
 
 from __future__ import annotations
@@ -23,26 +15,22 @@ from scipy.stats import binom
 from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
-#: The share of the queries that chooses, and the most thresholds that are tested.
-CHOOSING, TRIED = 0.25, 100
+CHOOSING, TRIED = 0.25, 100  # the share of the queries that chooses, and the most thresholds that are tested
 
 
 class Threshold(NamedTuple):
-    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all. risk, delta: of
-    the guarantee; answered, wrong, tested: counts of the test queries.
-    """
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all."""
 
     by: str
     least: float
-    risk: float
+    risk: float  # of the guarantee
     delta: float
-    answered: int
+    answered: int  # of the test queries
     wrong: int
     tested: int
 
     @property
     def holds(self) -> bool:
-        """Whether anything is answered."""
         return self.least < np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
@@ -54,16 +42,15 @@ class Threshold(NamedTuple):
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
     def __str__(self) -> str:
-        sure = f"with {1 - self.delta:.0%} confidence"
-        if not self.holds:
-            return (
-                f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions: all"
-                " are refused. Give more questions, a larger --risk, or a better model"
-            )
-        return (
-            f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
-            f" ({self.wrong} of {self.answered} were, of {self.tested} questions)"
+        sure, remedy = (
+            f"with {1 - self.delta:.0%} confidence",
+            "Give more questions, a larger --risk, or a better model",
         )
+        if not self.holds:
+            kept = f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions"
+            return f"{kept}: all are refused. {remedy}"
+        said = f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
+        return f"{said} ({self.wrong} of {self.answered} were, of {self.tested} questions)"
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:
@@ -80,8 +67,12 @@ def find_threshold(
     confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
 ) -> Threshold:
     """Find the threshold that answers most among those that keep the risk, with the guarantee above. confidences: name
-    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a risk or delta
-    outside (0, 1).
+    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for too few queries, NaN, and a risk outside (0, 1).
+
+    Split fixed-sequence testing of Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052): a random part of the
+    queries chooses the confidence, the thresholds and their order, the safest first. The others test, in this order,
+    that more than `risk` of the answers above a threshold are wrong, by the exact binomial p-value, up to the first
+    p-value above `delta`.
     """
     scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
     error = as_array(wrong, np.float64)
@@ -92,9 +83,8 @@ def find_threshold(
         raise ValueError(f"{len(error)} questions with {len(scores)} confidences: give two or more, with one of each")
     if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
         raise ValueError("an answer is neither right nor wrong, or a confidence is NaN: leave out such questions")
-    first, second = np.split(
-        np.random.default_rng(seed).permutation(len(error)), [max(1, round(CHOOSING * len(error)))]
-    )
+    order = np.random.default_rng(seed).permutation(len(error))
+    first, second = np.split(order, [max(1, round(CHOOSING * len(error)))])
     areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}
     by = min(areas, key=lambda name: areas[name])
     score, known = scores[by], np.unique(scores[by][first])
@@ -110,6 +100,5 @@ def find_threshold(
 
 
 def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Wrong answers, and all answers, by threshold."""
     answered = score >= tried[:, None]
     return answered @ error, answered.sum(1)

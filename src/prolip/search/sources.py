@@ -1,16 +1,7 @@
-"""Sources of an index: images, saved features or a file of texts, each read in a fixed order.
-
-    images:FOLDER         all images below it; a key is the path
-    csv:FILE ...          tables, coco: and other published sets, with captions or classes; a key is the image's path
-    shards:TARS           as for --train-data but without pipe:, with captions; a key is SHARD/KEY
-    features:FOLDER       one data set of --save-features; of several features:FOLDER,NAME
-    texts:FILE            a text per line, which is its own key
+"""Sources of an index: images, saved features or a file of texts (docs/search.md), each read in a fixed order.
 
 Each pass reads a source from its beginning and compares it with the index: it embeds what is new or changed, and
-removes what is gone. So a killed pass resumes by finding what is there. Every item has a fingerprint, "print": of an
-image file its size, time of change and a hash of its bytes; of a sample in a shard the hash; of saved features a hash
-of the row. A file of the same size and time is not read, and one with the same bytes is not decoded. A local shard of
-the same size and time that was read without a fault is skipped.
+removes what is gone. So a killed pass resumes by finding what is there.
 """
 
 from __future__ import annotations
@@ -39,7 +30,6 @@ from prolip.embedder import Embedder, ModelCard, groups
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
-from prolip.scores import Side
 from prolip.search.store import Item, Part
 from prolip.utils.documents import text_lines
 from prolip.utils.messages import explain_missing
@@ -51,32 +41,28 @@ if TYPE_CHECKING:
 
 KINDS = (*ROWS, "shards", "features", "texts")
 FORMS = ", ".join(WORDS[kind] for kind in KINDS)
-#: Batches that are decoded ahead of the one that is embedded.
-AHEAD = 2
+AHEAD = 2  # batches that are decoded ahead of the one that is embedded
 
 
 class Read(NamedTuple):
-    """An item of a source. mark: how its fingerprint begins, None: unknown until it is read; data: to be embedded.
-    position: in the source, from 1; row: in the index, -1 for none; former: the item there.
-    """
+    """An item of a source, with a fingerprint "print": of a file size, time and a hash; of other items a hash."""
 
     item: Item
-    mark: str | None
-    data: Any
-    position: int = 0
-    row: int = -1
-    former: Item | None = None
+    mark: str | None  # how its fingerprint begins, None: unknown until it is read
+    data: Any  # to be embedded
+    position: int = 0  # in the source, from 1
+    row: int = -1  # in the index, -1 for none
+    former: Item | None = None  # the item there
 
     @property
-    def moved(self) -> bool:
-        """Whether anything but the fingerprint has changed."""
+    def moved(self) -> bool:  # whether anything but the fingerprint has changed
         return self.former is not None and {**self.former, "print": ""} != {**self.item, "print": ""}
 
 
 class Rebuild:
-    """One pass over a source by the writer of an index, which holds its lock. data: the address as given; the manifest
-    keeps it without secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. added,
-    replaced, removed: items; withheld: items that stay deleted.
+    """One pass over a source by the writer of an index. data: the address as given; the manifest keeps it without
+    secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. withheld: items that stay
+    deleted.
     """
 
     def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):
@@ -110,36 +96,36 @@ class Rebuild:
                     continue
                 yield read
 
-    def part(self, reads: list[Read], z: Gaussian, position: int) -> Part:
+    def part(self, reads: list[Read], z: Gaussian) -> Part:
         """Count items, which take the place of those with their keys."""
         replaced = sum(read.former is not None for read in reads)
         self.replaced, self.added = self.replaced + replaced, self.added + len(reads) - replaced
-        return Part([read.item for read in reads], z, position)
+        return Part([read.item for read in reads], z, reads[-1].position)
 
     def parts(self, reads: Iterator[Read], size: int, embed: Callable[[list[Read]], Gaussian]) -> Iterator[Part]:
         """Embed the due items, `size` at a time."""
         for some in groups(self.due(reads, size), size):
-            yield self.part(some, embed(some), some[-1].position)
+            yield self.part(some, embed(some))
 
     def run(self, parts: Iterator[Part], rows: int) -> None:
-        """Bring the index to what the source holds, `rows` at a time."""
-        self.index.append(self.address, self._whole(parts), rows, replace=True)
+        """Bring the index to what the source holds, `rows` at a time; then remove what was not seen."""
+
+        def whole() -> Iterator[Part]:
+            yield from parts
+            if not self.known:  # a new source has no rows: do not read those of others
+                return
+            store = self.index.store
+            unseen = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
+            items = (item for row in unseen for item in store.items([int(row)]))  # one in memory
+            gone = [x["key"] for x in items if x.get("source") == self.source and x.get("shard") not in self.kept]
+            if gone:
+                store.delete(gone)
+            self.removed = len(gone)
+
+        self.index.append(self.address, whole(), rows, replace=True)
         every = dict.fromkeys(self.before) | self.shards
         if changed := {shard: state for shard, state in every.items() if self.before.get(shard) != state}:
             self.index.store.note_shards(self.address, changed)
-
-    def _whole(self, parts: Iterator[Part]) -> Iterator[Part]:
-        """All parts; then remove what was not seen."""
-        yield from parts
-        if not self.known:  # a new source has no rows: do not read those of others
-            return
-        store = self.index.store
-        rows = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
-        unseen = (item for row in rows for item in store.items([int(row)]))  # one in memory
-        gone = [x["key"] for x in unseen if x.get("source") == self.source and x.get("shard") not in self.kept]
-        if gone:
-            store.delete(gone)
-        self.removed = len(gone)
 
     def __str__(self) -> str:
         withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
@@ -152,10 +138,8 @@ class Rebuild:
 
 def stamp(path: str) -> str:
     """The size and the time of change of a file, "" for none."""
-    if not os.path.isfile(path):
-        return ""
-    found = os.stat(path)
-    return f"{found.st_size} {found.st_mtime_ns} "
+    found = os.stat(path) if os.path.isfile(path) else None
+    return "" if found is None else f"{found.st_size} {found.st_mtime_ns} "
 
 
 def digest(data: bytes) -> str:
@@ -166,11 +150,6 @@ def digest(data: bytes) -> str:
 def parse(address: str) -> NamedSource:
     """A source by its kind and address. ValueError for others, FileNotFoundError."""
     return parse_source(address, "--data", KINDS)
-
-
-def side_of(source: NamedSource) -> Side:
-    """The side that a source gives."""
-    return "text" if source.kind == "texts" else "image"
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
@@ -196,35 +175,30 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
 
     def decode(read: Read) -> Read:
         """With its pixels as data, or a fault, or None if the bytes are the former ones."""
-        data = read.data
-        if isinstance(data, SampleFault):
-            return read
         try:
-            data = image_bytes(data()) if callable(data) else data
+            if isinstance(read.data, SampleFault):
+                raise read.data
+            data = image_bytes(read.data()) if callable(read.data) else read.data
             mark, former = digest(data), (read.former or {}).get("print", "")
             read.item["print"] = (read.mark or "") + mark
             return read._replace(data=None if former.endswith(mark) else embedder.preprocess(decode_image(data)))
-        except SampleFault as fault:
-            return read._replace(data=fault)
         except Exception as error:  # such as an image one pixel wide, which cannot be resized
-            return read._replace(data=SampleFault("failed transform", f"{type(error).__name__}: {error}"))
+            known, what = isinstance(error, SampleFault), f"{type(error).__name__}: {error}"
+            return read._replace(data=error if known else SampleFault("failed transform", what))
 
     threads = default_workers() if workers is None else workers
     for batch in groups(in_threads(decode, rebuild.due(reads, batch_size), threads, AHEAD * batch_size), batch_size):
-        for read in batch:
-            if isinstance(read.data, SampleFault):
-                if faults is None:
-                    key = read.item["key"]
-                    raise ValueError(f"{key}: {read.data}. Repair it, or give --skip-damaged") from read.data
-                faults.add(read.data, read.item["key"])
-                if read.row >= 0:
-                    rebuild.seen[read.row] = False  # remove it, and read its shard again next time
-                rebuild.shards.pop(read.item.get("shard", ""), None)
+        for read in (read for read in batch if isinstance(read.data, SampleFault)):
+            if faults is None:
+                raise ValueError(f"{read.item['key']}: {read.data}. Repair it, or give --skip-damaged") from read.data
+            faults.add(read.data, read.item["key"])
+            if read.row >= 0:
+                rebuild.seen[read.row] = False  # remove it, and read its shard again next time
+            rebuild.shards.pop(read.item.get("shard", ""), None)
         if fresh := [read for read in batch if isinstance(read.data, Tensor)]:
-            z = embedder.encode_image(torch.stack([read.data for read in fresh]))
-            yield rebuild.part(fresh, z, batch[-1].position)
+            yield rebuild.part(fresh, embedder.encode_image(torch.stack([read.data for read in fresh])))
         if same := [read for read in batch if read.data is None and read.moved]:
-            yield rebuild.part(same, rebuild.index.gaussians([read.row for read in same]), batch[-1].position)
+            yield rebuild.part(same, rebuild.index.gaussians([read.row for read in same]))
 
 
 def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
@@ -270,14 +244,13 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
 
 
 def lines_of(path: str) -> list[str]:
-    """The distinct texts of a file in order, without blank lines."""
+    """The distinct texts of a UTF-8 file in order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return [line for line in dict.fromkeys(text_lines(Path(path).read_text(encoding="utf-8-sig"))) if line]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 ({error}): convert it, such as by iconv") from error
-    return [line for line in dict.fromkeys(text_lines(text)) if line]
 
 
 def kept(address: str) -> Features:

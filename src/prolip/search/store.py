@@ -1,29 +1,18 @@
-"""A gallery on disk that only grows, and is whole whenever its writer is killed.
+"""A gallery on disk that only grows, and is whole whenever its writer is killed; docs/search.md lists its files.
 
-    FOLDER/index.json     the manifest: model, score, how far each source was read, rows; of each file the bytes that
-                          count and their CRC-32
-    FOLDER/vector.f32     (N, P + 1) float32, [v, b] of a score that factors: inner products rank them
-    FOLDER/mean.f32       (N, D) float32, unless the vectors begin with it; log_var.f32: (N, D), unless all are points
-    FOLDER/items.jsonl    key, path and captions of each row; ends.i64: (N,) where its line ends
-    FOLDER/deleted.i64    deleted rows, as ~row those that stay deleted when their source is read again
-    FOLDER/shards.jsonl   [source, local shard, its state when it was read whole]; the last line of a shard counts
-    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
-    FOLDER/near-*.faiss   an approximate index of the first rows
-    FOLDER/lock           the writer
-
-A writer appends after the bytes that count, syncs, and replaces the manifest. Readers read nothing beyond; the next
-writer cuts off what a killed one left. Runs and approximate indexes never change: others replace them, and a reader
-holds those that its manifest names.
+A writer appends after the bytes that count, syncs, and replaces the manifest; the next one cuts off what a killed one
+left. Runs and approximate indexes never change: others replace them, and a reader holds those that its manifest names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,7 +22,6 @@ import numpy as np
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
 from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
-from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
@@ -42,32 +30,30 @@ FORMAT, NAME, LOCK = "prolip-search-2", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
 GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
-#: The fate of a row that stays deleted when its source is read again.
-UNWANTED = 3
+UNWANTED = 3  # the fate of a row that stays deleted when its source is read again
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: The remedy for damaged files, and for a damaged approximate index.
 REMEDY = "restore a copy of the index, or build it again in another folder"
 AGAIN = "prolip search finish {} --rebuild makes it again"
-#: Bytes that are summed at once.
-READ = 2**24
+READ = 2**24  # bytes that are summed at once
+#: An entry of a run. Several keys may share a hash, so a search compares the keys.
+ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
+MERGED = 2**16  # entries of each run in memory during a merge
 Item = dict[str, Any]
 Sources = Sequence[Mapping[str, Any]]
-#: File -> [bytes that count, their checksum].
-Files = dict[str, list[int]]
+Files = dict[str, list[int]]  # file -> [bytes that count, their checksum]
 
 
 class Part(NamedTuple):
-    """Some items of a source with their Gaussians. position: how much of the source was read, in its own count."""
+    """Some items of a source with their Gaussians."""
 
     items: list[Item]
     z: Gaussian
-    position: int
+    position: int  # how much of the source was read, in its own count
 
 
 class Store:
-    """Gaussians and their items in a folder; the number of a row never changes. near: the approximate index, opened, as
-    its file may be replaced; None if there is none, or it is missing or cut.
-    """
+    """Gaussians and items in a folder; the number of a row never changes. near: the open approximate index or None."""
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
@@ -100,8 +86,12 @@ class Store:
                 raise FileNotFoundError(f"no index in {self.folder}: build one with {build}")
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
-            files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
-            self._files = {name: file for name, file in files.items() if file is not None}
+            files, self._files = self.values["files"], dict[str, IO[bytes]]()
+            for name, (size, _) in files.items():
+                with suppress(FileNotFoundError):
+                    file = (self.folder / name).open("rb")
+                    if os.fstat(file.fileno()).st_size >= size:
+                        self._files[name] = file
             if len(self._files) == len(files) or text == before:
                 break
             before = text
@@ -126,7 +116,6 @@ class Store:
                 remedy = AGAIN.format(self.folder) if name.startswith(NEAR) else REMEDY
                 raise ValueError(f"{self.folder / name} is damaged: {remedy}")
 
-    # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the writers' lock, from the last commit on. BlockingIOError if another process holds it."""
@@ -152,9 +141,7 @@ class Store:
     def append(
         self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sources, replace: bool = False
     ) -> None:
-        """Add rows, and how far the sources were read. replace: items take the place of those with their keys.
-        ValueError for keys that occur twice, or that are there already and may not be replaced.
-        """
+        """Add rows, and how far sources were read. replace: in place of those with their keys, else ValueError."""
         with self.writing():
             keys, start = [item["key"] for item in items], len(self)
             former, last = self.find(keys), {key: place for place, key in enumerate(keys)}
@@ -163,26 +150,26 @@ class Store:
                 what = f"{len(twice)} keys are in {self.folder} already or occur twice"
                 raise ValueError(f"{what} ({', '.join(map(plain, twice[:3]))}): delete them first")
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
-            self._add_columns(files, new)
+            self._grow(files, VECTOR, new.vector)
+            differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
+            for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
+                if name not in files and is_needed:  # begins with the implied values of the rows before
+                    for rows in self.gallery.blocks(deleted=True):
+                        self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
+                if name in files or is_needed:
+                    self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
             self._grow(files, ENDS, np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0])
             self._grow(files, ITEMS, b"".join(lines))
             self._grow(files, DELETED, former[former >= 0])
-            self._add_run(files, run_of(keys, start))
+            run, runs = run_of(keys, start), self._runs()
+            count = absorbed([len(x) for x in runs.values()], len(run))  # last ones, which the new run replaces
+            merging = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
+            with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
+                file.writelines(part.tobytes() for part in merged([*merging, run]))
             own = (new.reach, new.lift, least_constant(new.factors(np.arange(len(items)))))
             bounds = [max(pair) for pair in zip(own, self.values["bounds"] or own)]
             made = self.values["made"] + 1
             self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
-
-    def _add_columns(self, files: Files, new: GaussianArrays) -> None:
-        """Append arrays; a file that was not needed before begins with the implied values of its rows."""
-        self._grow(files, VECTOR, new.vector)
-        differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
-        for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
-            if name not in files and is_needed:
-                for rows in self.gallery.blocks(deleted=True):
-                    self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
-            if name in files or is_needed:
-                self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
 
     def _grow(self, files: Files, name: str, data: np.ndarray | bytes) -> None:
         """Write after the bytes of a file that count, sync, and note in `files` what counts then."""
@@ -205,14 +192,6 @@ class Store:
             with temporary.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 files[name] = [size, _checksum(file, size)]
-
-    def _add_run(self, files: Files, run: np.ndarray) -> None:
-        """Write a run, merged with the last ones, which it replaces."""
-        runs = self._runs()
-        count = absorbed([len(x) for x in runs.values()], len(run))
-        own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
-        with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
-            file.writelines(part.tobytes() for part in merged([*own, run]))
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Replace the approximate index. write: writes it to a path; constant: of its vectors."""
@@ -245,7 +224,6 @@ class Store:
             self._grow(files, DELETED, ~rows if unwanted else rows)
             self.write(files=files, **values)
 
-    # --- reading -----------------------------------------------------------------------------------------------------
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Make a value of this state once, until the next commit."""
         if name not in self._made:
@@ -321,7 +299,6 @@ class Store:
 
     @cached_property
     def deleted(self) -> np.ndarray:
-        """Deleted rows, rising."""
         return np.flatnonzero(self.fates)
 
 
@@ -347,15 +324,12 @@ def locked(folder: Path) -> Iterator[IO[str]]:
 
 def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     """Read a manifest. ValueError for anything else, and for one whose checksum differs."""
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         values = loads(text)
-        version, is_whole = values["format"], zlib.crc32(json.dumps(values | {"sum": 0}).encode()) == values.get("sum")
-    except (ValueError, KeyError, TypeError):
-        version, is_whole = "", False
-    if version != FORMAT or not is_whole:
-        what = "describes no index, is of another version, was changed by hand, or is damaged"
-        raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
-    return values
+        if values["format"] == FORMAT and values["sum"] == zlib.crc32(json.dumps(values | {"sum": 0}).encode()):
+            return values
+    what = "describes no index, is of another version, was changed by hand, or is damaged"
+    raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
 
 
 def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
@@ -370,18 +344,57 @@ def _line(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
-def _opened(path: Path, size: int) -> IO[bytes] | None:
-    """Open a file whose first bytes count; None if it is missing or has fewer."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return None
-    return file if os.fstat(file.fileno()).st_size >= size else None
-
-
 def _checksum(file: IO[bytes], size: int) -> int:
-    """The CRC-32 of the first bytes of a file."""
     checksum = 0
     for start in range(0, size, READ):
         checksum = zlib.crc32(os.pread(file.fileno(), min(READ, size - start), start), checksum)
     return checksum
+
+
+# --- keys: sorted runs of (hash, row); N rows have at most log2(N), and a row is merged O(log N) times ----------------
+def hashes_of(keys: Iterable[str]) -> np.ndarray:
+    """64 bits of each key, (N,) uint64."""
+    digests = [hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest() for key in keys]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def run_of(keys: Sequence[str], start: int) -> np.ndarray:
+    """The sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
+    run = np.empty(len(keys), dtype=ENTRY)
+    run["hash"], run["row"] = hashes_of(keys), np.arange(start, start + len(keys))
+    return run[np.argsort(run["hash"], kind="stable")]
+
+
+def absorbed(sizes: Sequence[int], new: int) -> int:
+    """The number of last runs that a run of `new` entries is merged with."""
+    count = 0
+    while count < len(sizes) and sizes[-1 - count] < 2 * new:
+        count += 1
+        new += sizes[-count]
+    return count
+
+
+def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    places = [0] * len(runs)
+    while any(place < len(run) for place, run in zip(places, runs)):
+        parts = [run[place : place + MERGED] for place, run in zip(places, runs)]
+        ends = [part["hash"][-1] for run, place, part in zip(runs, places, parts) if place + MERGED < len(run)]
+        if ends:  # entries after this hash may follow in another run
+            parts = [part[: np.searchsorted(part["hash"], min(ends), side="right")] for part in parts]
+        places = [place + len(part) for place, part in zip(places, parts)]
+        both = np.concatenate(parts)
+        yield both[np.argsort(both["hash"], kind="stable")]
+
+
+def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
+    places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    order = np.argsort(hashes)  # rising hashes reuse the cache
+    for run in filter(len, runs):
+        low = np.searchsorted(run["hash"], hashes[order])
+        there = run["hash"][np.minimum(low, len(run) - 1)] == hashes[order]
+        high = np.searchsorted(run["hash"], hashes[order[there]], side="right")
+        for place, start, end in zip(order[there], low[there], high):
+            places.append(np.full(end - start, place))
+            rows.append(run["row"][start:end])
+    return np.concatenate(places), np.concatenate(rows)

@@ -1,8 +1,6 @@
 """Doubt: the weight that a match probability gives to the base rate instead of the model.
 
-A model is overconfident on unfamiliar images, which two numbers measure: novelty at the mean, and the cosine of the
-nearest known text. The fit learns their weights from training images under strong changes
-(`prolip.data.augment.shifts`), whose matches are known.
+The fit learns it from training images under strong changes (`prolip.data.augment.shifts`), whose matches are known.
 """
 
 from __future__ import annotations
@@ -16,14 +14,10 @@ from torch import Tensor
 
 from prolip.gaussian import upcast
 
-#: Version and count of the stored numbers of a doubt.
-VERSION, NUMBERS = 1, 12
-#: Pairs that do not match with a logit below LOW are sampled, one in ONE_IN.
-LOW, ONE_IN = -5.0, 20
-#: Weight of the prior N(0, 1) of the standardised coefficients, in pairs that match.
-RIDGE = 1.0
-#: Fewest images of a gallery with a mean.
-GALLERY = 8
+VERSION, NUMBERS = 1, 12  # version and count of the stored numbers of a doubt
+LOW, ONE_IN = -5.0, 20  # pairs that do not match with a logit below LOW are sampled, one in ONE_IN
+RIDGE = 1.0  # weight of the prior N(0, 1) of the standardised coefficients, in pairs that match
+GALLERY = 8  # fewest images of a gallery with a mean
 
 
 class Evidence(NamedTuple):
@@ -39,15 +33,11 @@ class Evidence(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest).
+    """d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest)."""
 
-    alone: b, b_h, b_m; among: b, b_h, b_m, b_g, for images in a gallery; least, most: ranges of the `Evidence` columns
-    in the fit.
-    """
-
-    alone: tuple[float, ...]
-    among: tuple[float, ...]
-    least: tuple[float, ...]
+    alone: tuple[float, ...]  # b, b_h, b_m
+    among: tuple[float, ...]  # b, b_h, b_m, b_g, for images in a gallery
+    least: tuple[float, ...]  # of the `Evidence` columns in the fit
     most: tuple[float, ...]
     version: int = VERSION
 
@@ -81,16 +71,14 @@ class Doubt(NamedTuple):
 
 
 class Cases(NamedTuple):
-    """Pairs for the fit. logit, share, match, weight: (P,) float64; image: (P,) int64, rows of columns (I, 3): those of
-    `Evidence` and the gallery mean of nearest.
-    """
+    """Pairs for the fit, (P,) each."""
 
     logit: Tensor
     share: Tensor
     match: Tensor
     weight: Tensor
-    image: Tensor
-    columns: Tensor
+    image: Tensor  # int64, rows of the columns
+    columns: Tensor  # (I, 3): those of `Evidence` and the gallery mean of nearest
 
 
 def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> Tensor:
@@ -104,8 +92,8 @@ def pick_cases(
 ) -> Cases:
     """Choose pairs of K images, each in E kinds, with T texts: all matches, all likely pairs, a sample of the others.
 
-    Each kind is a gallery. logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence:
-    of each kind; weight: (T,), how many texts each one represents.
+    logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence: of each kind, which is
+    a gallery; weight: (T,), how many texts each one represents.
     """
     random = torch.Generator().manual_seed(seed)
     likely = (logit > LOW) | match

@@ -24,12 +24,9 @@ from prolip.uncertainty.targets import MOST, choose_bank, marginal, match_probab
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
 #: matched images as the median one.
 RIDGE, NOISE = 1.0, 0.8
-#: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
-WIDTH = 0.1
-#: Least nats of a target.
-LEAST_LENGTH = 0.1
-#: Fewest images of a general text.
-FEWEST_FITTED = 3
+WIDTH = 0.1  # width of the kernel over the median distance 1 - cosine from a text to its nearest
+LEAST_LENGTH = 0.1  # least nats of a target
+FEWEST_FITTED = 3  # fewest images of a general text
 #: One text in HELD_OUT is held out to estimate the error on unknown texts; the stored quantiles of that error.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 #: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
@@ -48,26 +45,17 @@ class Fitted(NamedTuple):
 
     @property
     def reader(self) -> Reader | None:
-        """The reader of the fit; None without readings."""
         return reader_of(self)
 
 
 def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
-    pairs: Pairs,
-    bank: int = 2048,
-    centres: int = 2048,
-    vocabulary: int = 0,
-    novelty_centres: int = 512,
-    seed: int = 0,
-    readings: int = 2048,
+    pairs: Pairs, bank=2048, centres=2048, vocabulary=0, novelty_centres=512, seed=0, readings=2048
 ) -> Fitted:
     """Fit variances of images and texts, the score, novelty and readings to pairs of a frozen model, on the CPU.
 
-    bank: texts that an image is compared with; centres: texts with stored variances; vocabulary: of the model's
-    tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images; novelty_centres:
-    classes of images and of texts for the novelty, where the pairs have `image_first` and `text_first`; readings:
-    images stored for the ambiguity of new ones; 0: none. Seconds for thousands of pairs, less than a minute for
-    100,000. Equal arguments give equal bits. ValueError for fewer than 30 pairs, and for a non-finite result.
+    bank, centres, novelty_centres, readings: as `FitOptions`; vocabulary: of the model's tokenizer, where the pairs
+    have `text_ids`, else the texts are compared with a bank of images. Equal arguments give equal bits. ValueError for
+    fewer than 30 pairs, and for a non-finite result.
     """
     check_enough(len(pairs))
     dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
@@ -79,8 +67,7 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
     image_target = -match_probabilities(swapped, seed).log()
     image = as_variance(fit_text(swapped, image_parts, image_target, seed=seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
-    match = fit_true_match(pairs, trace, seed)
-    score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
+    score = fit_true_match(pairs, trace, seed)
     of_images, of_texts = (fit_novelty_of(pairs, side, novelty_centres, seed) for side in get_args(Side))
     fitted = Fitted(image, text, score, of_images, of_texts)
     if readings:
@@ -123,19 +110,16 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 
 
 def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0) -> AmbiguityHead:
-    """Fit the head of the texts, or of swapped pairs that of the images. parts: its inputs; target: (M,) nats, NaN:
-    unknown; often: (M,) known matches of each, default 1.
-
-    log eta = ridge regression on the features + a Gaussian process on means and words for the rest. Counts of tokens
-    leave out the text itself where the regression learns from them.
+    """Fit the head of the texts, or of swapped pairs that of the images: a ridge regression on the features and a
+    Gaussian process on means and words for the rest. target: (M,) nats, NaN: unknown; often: (M,) known matches.
     """
     head = AmbiguityHead(parts)
     rows = target.isfinite().nonzero().squeeze(1)
     mean = (pairs.text if len(rows) == len(pairs.text) else pairs.text[rows]).float()
     if parts.bank:
-        chosen = choose_bank(pairs.swapped, parts.bank, seed)
-        head.bank[: len(chosen.rows)] = pairs.image[chosen.rows].float()
-        head.bank_weight[: len(chosen.rows)] = chosen.log_weight.exp()
+        chosen, log_weight = choose_bank(pairs.swapped, parts.bank, seed)
+        head.bank[: len(chosen)] = pairs.image[chosen].float()
+        head.bank_weight[: len(chosen)] = log_weight.exp()
         head.bank_scale.fill_(pairs.scale)
     ids, learnt = None, None
     if parts.vocabulary:
@@ -153,10 +137,7 @@ def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = 
 
 
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:
-    """Return 5% and 95% quantiles of target minus nats: of texts of the fit, then of held-out texts.
-
-    target, often: (M,), as in `fit_text`. A second head, fitted without one text in HELD_OUT, gives the latter.
-    """
+    """Return 5% and 95% quantiles of target minus nats: of texts of the fit, then of texts that a second head lacks."""
     own = target.isfinite().nonzero().squeeze(1)
     own = sample_rows(own, MOST, seed)
     apart = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)) % HELD_OUT == 0]
@@ -177,9 +158,7 @@ def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor
 def fit_readings(
     pairs: Pairs, trace: Tensor, often: Tensor, most: int, bounds: tuple[float, ...], seed: int = 0
 ) -> Readings:
-    """Choose general texts by their traces (M,), those with the most known matches (M,), and `most` images with their
-    known texts.
-    """
+    """Choose general texts by traces and known matches, (M,) each, and `most` images with their known texts."""
     readings = Readings(pairs.image.shape[1], most)
     share = (trace * (pairs.scale / 2)).exp() / len(pairs.image)
     least = max(SHARES[0], FEWEST_FITTED / len(pairs.image))
@@ -197,10 +176,7 @@ def fit_readings(
 
 
 def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
-    """Fit doubt to the changed images of pairs and their originals; None without them or without novelty.
-
-    trace: of the texts, (M,).
-    """
+    """Fit doubt to the changed images of pairs and their originals, with traces of texts (M,); None without novelty."""
     reader, score, rows = fitted.reader, fitted.score, pairs.changed_of
     if pairs.changed is None or rows is None or not len(rows) or reader is None or reader.novelty is None:
         return None
@@ -216,7 +192,6 @@ def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> 
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
-    """A tower's head with this ambiguity. scale: a of the model, for the unit 2/a; rows: of the other side."""
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))
@@ -232,21 +207,16 @@ def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tens
     if ids.amax() >= vocabulary or ids.amin() < 0:
         raise ValueError(f"text_ids go from {ids.amin()} to {ids.amax()}, and the vocabulary has {vocabulary} tokens")
     weight = marginal(pairs.text_of, pairs.weights, len(pairs.text))[rows]
-    first = first_of_each(ids[rows])
+    order = ids[rows].sort(dim=1, stable=True)
+    new = torch.ones_like(ids[rows], dtype=torch.bool)
+    new[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
+    first = torch.zeros_like(new).scatter(1, order.indices, new)  # occurrence of each token in its row
     count = torch.zeros(vocabulary)
     count.index_add_(0, ids[rows].flatten(), (weight.unsqueeze(1) * first).flatten())
     whole = weight.sum() + 1
     head.rarity.copy_((whole / (count + 1)).log())
     without = (count[ids[rows]] - weight.unsqueeze(1)).clamp(min=0)
     return ids, token_features(ids[rows], (whole / (without + 1)).log(), head.rarity.amax())
-
-
-def first_of_each(ids: Tensor) -> Tensor:
-    """First occurrence of each token in its row, (B, L) bool."""
-    order = ids.sort(dim=1, stable=True)
-    new = torch.ones_like(ids, dtype=torch.bool)
-    new[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
-    return torch.zeros_like(new).scatter(1, order.indices, new)
 
 
 def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
@@ -268,9 +238,10 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
 def _fit_kernel(  # noqa: PLR0913, PLR0917
     head: AmbiguityHead, mean: Tensor, ids: Tensor | None, rest: Tensor, often: Tensor, seed: int
 ) -> None:
-    """A Gaussian process on the means (M, D), and the words, for the residual (M,), whose noise falls with the matches
-    (M,): exact up to as many texts as there are centres, else with those with the most matches as inducing points
-    (Nystroem), (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
+    """A Gaussian process on means (M, D) and words for the residual (M,), whose noise falls with the matches (M,).
+
+    Above as many texts as there are centres those with the most matches are inducing points (Nystroem),
+    (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
@@ -301,25 +272,15 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
     rows = mean[torch.linspace(0, len(mean) - 1, min(len(mean), most)).long().unique()]
     cosines = rows @ rows.T
     cosines.fill_diagonal_(-1.0)
-    distance = 1 - cosines.masked_fill(cosines > 1 - 1e-5, -1.0).amax(1)
-    return float(distance.median())
+    return float((1 - cosines.masked_fill(cosines > 1 - 1e-5, -1.0).amax(1)).median())
 
 
-class TrueMatch(NamedTuple):
-    """The logit scale (cosine + trace_weight trace of the text) + bias that a text is true of an image."""
-
-    scale: float
-    trace_weight: float
-    bias: float
-
-
-def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
+def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatchScore:
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, weighted up to all. Uninformative cosines give both no weight: all pairs are equally
-    probable.
-
-    Newton's method in a trust region, on three numbers in float64. Constant traces get no weight.
+    and a sample of the others, weighted up to all. Uninformative cosines give both no weight.
     """
+    from scipy.optimize import minimize
+
     images = sample_rows(torch.arange(len(pairs.image)), MATCH_IMAGES, seed)
     texts, represents = texts_of(pairs, images, seed)
     matched = torch.isin(pairs.image_of, images)
@@ -332,16 +293,25 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     label = torch.isin(images.unsqueeze(1) * len(pairs.text) + texts, rows).double()
     inputs = torch.broadcast_tensors(cosine.double(), (trace - middle) / width, torch.ones_like(trace))
     weight = (represents / (represents.sum() * len(images))).expand(label.shape).flatten()
-    problem, start = (torch.stack(inputs).flatten(1), label.flatten(), weight), [pairs.scale, 0.0, -pairs.scale]
-    from scipy.optimize import minimize
+    features, label, start = torch.stack(inputs).flatten(1), label.flatten(), [pairs.scale, 0.0, -pairs.scale]
+
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        z = torch.from_numpy(theta) @ features
+        value = weight.dot(torch.nn.functional.softplus(z) - label * z)
+        return value.item(), (features @ (z.sigmoid_().sub_(label).mul_(weight))).numpy()
+
+    def curvature(theta: np.ndarray) -> np.ndarray:
+        p = (torch.from_numpy(theta) @ features).sigmoid_()
+        return (features * (weight * p * (1 - p)) @ features.T).numpy()
 
     limits = {"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS}
-    found = minimize(_loss, np.array(start), problem, "trust-exact", jac=True, hess=_curvature, options=limits)
+    found = minimize(loss, np.array(start), method="trust-exact", jac=True, hess=curvature, options=limits)
     scale, by_trace, bias = map(float, found.x)
-    if scale <= LEAST_SCALE:
-        return TrueMatch(LEAST_SCALE, 0.0, label.flatten().dot(weight).logit(1e-9).item())
     by_trace /= width
-    return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
+    trace_weight, bias = by_trace / max(scale, LEAST_SCALE), bias - by_trace * middle
+    if scale <= LEAST_SCALE:
+        scale, trace_weight, bias = LEAST_SCALE, 0.0, label.dot(weight).logit(1e-9).item()
+    return TrueMatchScore(trace_weight, 2 / pairs.scale, len(pairs.image), len(pairs.text), scale, bias)
 
 
 def texts_of(pairs: Pairs, images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -352,16 +322,3 @@ def texts_of(pairs: Pairs, images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     represents = torch.ones(len(own) + len(others), dtype=torch.float64)
     represents[len(own) :] = len(rest) / max(len(others), 1)
     return torch.cat([own, others]), represents
-
-
-def _loss(theta: np.ndarray, features: Tensor, label: Tensor, weight: Tensor) -> tuple[float, np.ndarray]:
-    """Logistic loss of the logits theta . features (3, P), and its gradient; labels and weights (P,), float64."""
-    z = torch.from_numpy(theta) @ features
-    loss = weight.dot(torch.nn.functional.softplus(z) - label * z)
-    return loss.item(), (features @ (z.sigmoid_().sub_(label).mul_(weight))).numpy()
-
-
-def _curvature(theta: np.ndarray, features: Tensor, label: Tensor, weight: Tensor) -> np.ndarray:
-    """Hessian of `_loss`, (3, 3)."""
-    p = (torch.from_numpy(theta) @ features).sigmoid_()
-    return (features * (weight * p * (1 - p)) @ features.T).numpy()

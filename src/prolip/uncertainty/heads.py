@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,39 +19,28 @@ from prolip.gaussian import Gaussian, upcast, without_autocast
 #: Inverse temperatures, as multiples of a, of the softmax over a bank, and the ranks of the cosines among features.
 TEMPERATURES, NEAREST = (0.5, 1.0, 2.0), (1, 5, 20)
 BANK_FEATURES, TOKEN_FEATURES = 2 * len(TEMPERATURES) + len(NEAREST), 7
-#: Tokens in more of the texts than this are ignored: start, end, padding, articles.
-COMMON = 0.5
-#: Smaller values of a kernel are 0: denormal numbers would slow a matrix product down a hundred times.
-NOTHING = 1e-18
-#: Rows that a head sees at once: their kernel is (ROWS, C).
-ROWS = 1024
-#: Least log eta of a head.
-LEAST = -20.0
-#: Random signs of a word; width of the kernel on the words of two texts.
-SIGNS, WORDS_WIDTH = 64, 0.5
+COMMON = 0.5  # tokens in more of the texts than this are ignored: start, end, padding, articles
+NOTHING = 1e-18  # smaller values of a kernel are 0: denormal numbers would slow a matrix product down a hundred times
+ROWS = 1024  # rows that a head sees at once: their kernel is (ROWS, C)
+LEAST = -20.0  # least log eta of a head
+SIGNS, WORDS_WIDTH = 64, 0.5  # random signs of a word; width of the kernel on the words of two texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Sizes of a head's inputs; 0: without them.
+    """Sizes of a head's inputs; 0: without them."""
 
-    dim: width of the means; bank: embeddings of the other side; vocabulary: of the texts' tokens; centres: of a kernel,
-    which compares words, too, where there is a vocabulary.
-    """
-
-    dim: int
-    bank: int = 0
-    vocabulary: int = 0
-    centres: int = 0
+    dim: int  # width of the means
+    bank: int = 0  # embeddings of the other side
+    vocabulary: int = 0  # of the texts' tokens
+    centres: int = 0  # of a kernel, which compares words, too, where there is a vocabulary
 
     @property
     def signs(self) -> int:
-        """Numbers for the words of a centre."""
         return SIGNS if self.vocabulary else 0
 
     @property
     def features(self) -> int:
-        """Inputs of the linear part."""
         return (BANK_FEATURES if self.bank else 0) + (TOKEN_FEATURES if self.vocabulary else 0)
 
 
@@ -63,21 +52,9 @@ class AmbiguityHead(nn.Module):
     all buffers; before, eta is 1 for everything. gamma and alpha are 1 and 0, except in older heads without words.
     """
 
-    bank: Tensor
-    bank_weight: Tensor
-    bank_scale: Tensor
-    rarity: Tensor
-    centres: Tensor
-    words: Tensor
-    token_signs: Tensor
-    kernel_weight: Tensor
-    kernel_width: Tensor
-    feature_mean: Tensor
-    feature_std: Tensor
-    weight: Tensor
-    offset: Tensor
-    gamma: Tensor
-    alpha: Tensor
+    if TYPE_CHECKING:  # buffers are tensors
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, parts: Parts):
         super().__init__()
@@ -90,10 +67,12 @@ class AmbiguityHead(nn.Module):
         ones = {"bank_scale": (), "kernel_width": (), "gamma": (), "feature_std": (parts.features,)}
         for name, shape in ones.items():
             self.register_buffer(name, torch.ones(shape))
-        self.register_buffer("token_signs", sign_table(parts.vocabulary), persistent=False)
+        random = torch.Generator().manual_seed(0)  # signs of tokens (V, SIGNS) are equal in every process
+        shape = parts.vocabulary, SIGNS
+        signs = 2 * torch.randint(2, shape, generator=random, dtype=torch.int8, device="cpu") - 1
+        self.register_buffer("token_signs", signs.to(torch.get_default_device()), persistent=False)
 
     def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Inputs of the linear part, not standardised: means (B, D), ids (B, L) -> (B, F)."""
         found = []
         if self.parts.bank:
             found.append(bank_features(mean, self.bank, self.bank_weight, self.bank_scale))
@@ -115,10 +94,16 @@ class AmbiguityHead(nn.Module):
         return torch.nn.functional.threshold(exponent.exp(), NOTHING, 0.0)
 
     def signs(self, ids: Tensor | None) -> Tensor:
-        """Return the `word_signs` of ids (B, L)."""
+        """Unit vectors whose inner product estimates the overlap of words, (B, L) -> (B, SIGNS).
+
+        Each is the sum of its tokens' signs, weighted by rarity, without COMMON ones: a random projection (Achlioptas
+        2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
+        """
         if ids is None:
             raise ValueError("this head looks at tokens: give the ids of the texts")
-        return word_signs(ids, self.rarity, self.token_signs)
+        weight = self.rarity * (self.rarity > -math.log(COMMON))
+        signs = self.token_signs[ids].to(weight.dtype)
+        return nn.functional.normalize(torch.einsum("bl,bls->bs", weight[ids], signs), dim=1)
 
     def nearest(self, mean: Tensor) -> Tensor:
         """Return the largest cosine to a centre, (B, D) -> (B,); 0 without centres."""
@@ -183,11 +168,8 @@ class VarianceHead(nn.Module):
 
 
 def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
-    """Entropies and log sums of the softmax over a bank of the other side at several temperatures, and some of the
-    largest cosines, of means (B, D): (B, BANK_FEATURES).
-
-    bank: (K, D); weight: (K,), how often each of its rows occurs, 0: no row; scale: a. At an inverse temperature q
-    p_k is proportional to weight_k exp(q a m.m_k).
+    """Entropies and log sums of the softmax p_k ~ weight_k exp(q a m.m_k) over a bank (K, D) at several inverse
+    temperatures q, and some of the largest cosines, of means (B, D): (B, BANK_FEATURES). weight: (K,), 0: no row.
     """
     cosines, log_weight, empty = mean @ bank.T, weight.log(), weight == 0
     found = []
@@ -205,12 +187,11 @@ def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | fl
 
 
 def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
-    """How rare the tokens of texts are, (B, L) ids -> (B, TOKEN_FEATURES).
+    """How rare the tokens of texts are, (B, L) ids -> (B, TOKEN_FEATURES), without COMMON ones.
 
-    rarity: (B, L), log((W + 1) / (w_t + 1)) for the weight w_t of the texts with token t among W in all, the inverse
-    document frequency of text retrieval; never: that of a token without a text. Features: its largest, mean and least,
-    the share of unknown tokens, mean and largest logarithm of the ids (vocabularies are ordered by frequency),
-    logarithm of their number; all without the tokens in more than half of the texts.
+    rarity: (B, L), log((W + 1) / (w_t + 1)) for the weight w_t of the texts with token t among W in all; never: that of
+    a token without a text. Features: its largest, mean and least, the share of unknown tokens, mean and largest
+    logarithm of the ids (vocabularies are ordered by frequency), logarithm of their number.
     """
     found, kept = rarity, rarity > -math.log(COMMON)
     count = kept.sum(1).clamp(min=1)
@@ -223,23 +204,6 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
     least, unknown = least.where(kept.any(1), torch.zeros_like(least)), mean((found >= never).to(found.dtype))
     rarities = (found * kept).amax(1), mean(found), least, unknown
     return torch.stack([*rarities, mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log()], 1)
-
-
-def sign_table(vocabulary: int) -> Tensor:
-    """Return random signs for every token, (V, SIGNS) int8, equal in every process."""
-    random = torch.Generator().manual_seed(0)
-    signs = 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8, device="cpu") - 1
-    return signs.to(torch.get_default_device())
-
-
-def word_signs(ids: Tensor, rarity: Tensor, signs: Tensor) -> Tensor:
-    """Return unit vectors whose inner product estimates the overlap of words, (B, L) -> (B, SIGNS).
-
-    Each is the sum of its tokens' signs (V, SIGNS), weighted by rarity (V,), without tokens in more than half of the
-    texts: a random projection (Achlioptas 2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
-    """
-    weight = rarity * (rarity > -math.log(COMMON))
-    return nn.functional.normalize(torch.einsum("bl,bls->bs", weight[ids], signs[ids].to(weight.dtype)), dim=1)
 
 
 def in_blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:

@@ -1,7 +1,6 @@
 """Novelty: distance of an input from the training data, which no variance of its embedding shows.
 
-A distance at either end of a tower becomes -log p, in nats: only a share p of new training-like inputs is farther. 0.7
-nats: half of them; 4.6 nats: 1 in 100. The shares come from training inputs that were held out of the fit in turns.
+A distance at either end of a tower becomes -log p, in nats: only a share p of new training-like inputs is farther.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,41 +18,27 @@ from prolip.gaussian import upcast, without_autocast
 from prolip.scores import Side
 from prolip.uncertainty.token_stats import Encoded, encode_with_stats, innermost
 
-#: Quantiles of a reference, up to the one that a share TAIL of new familiar inputs exceeds.
-KNOTS, TAIL = 64, 0.1
-#: Fewest distances for a reference.
-FEWEST = 20
-#: Addition to the variance of each direction, as a share of the mean variance.
-SHRINK = 1e-2
-#: Most rows of a fit, a sample of more; random parts that are held out in turns.
-SAMPLE, FOLDS = 8192, 5
-#: Rounds of k-means; fewest rows of a class on average.
-ROUNDS, ROWS = 10, 4
+KNOTS, TAIL = 64, 0.1  # quantiles of a reference, up to the one that a share TAIL of new familiar inputs exceeds
+FEWEST = 20  # fewest distances for a reference
+SHRINK = 1e-2  # addition to the variance of each direction, as a share of the mean variance
+SAMPLE, FOLDS = 8192, 5  # most rows of a fit, a sample of more; random parts that are held out in turns
+ROUNDS, ROWS = 10, 4  # rounds of k-means; fewest rows of a class on average
 BLOCK = 1024
-#: Prior odds that an input is familiar.
-ODDS = 10
-#: Most numbers for torch's quantiles.
-MOST = 1 << 23
+ODDS = 10  # prior odds that an input is familiar
+MOST = 1 << 23  # most numbers for torch's quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Size of a novelty. mean, first: widths of the means and token statistics; centres, rank: classes and directions
-    at either.
-    """
+    """Size of a novelty."""
 
-    mean: int
-    first: int
-    centres: int = 512
-    rank: int = 256
-
-    def __post_init__(self) -> None:
-        if min(self.mean, self.first, self.centres, self.rank) < 1:
-            raise ValueError(f"{self}: all are 1 or more")
+    mean: int  # width of the means
+    first: int  # width of the token statistics
+    centres: int = 512  # classes at either end
+    rank: int = 256  # directions at either end
 
     @property
     def depths(self) -> dict[str, int]:
-        """Width at both ends of the tower."""
         return {"mean": self.mean, "first": self.first}
 
 
@@ -65,12 +50,9 @@ class Distance(nn.Module):
     directions over its mean e (probabilistic PCA).
     """
 
-    middle: Tensor
-    basis: Tensor
-    within: Tensor
-    background: Tensor
-    centres: Tensor
-    rest: Tensor
+    if TYPE_CHECKING:  # buffers are tensors
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, width: int, centres: int, rank: int):
         super().__init__()
@@ -96,10 +78,7 @@ class DegenerateFeatures(ValueError):
 
 
 class Reference(nn.Module):
-    """Distance -> -log P(a held-out familiar input is farther), in nats: quantiles, beyond them an exponential tail.
-
-    A distance below all has 0 nats.
-    """
+    """Distance -> -log P(a held-out familiar input is farther), in nats: quantiles, beyond them an exponential tail."""
 
     knots: Tensor
     excess: Tensor
@@ -111,7 +90,7 @@ class Reference(nn.Module):
         self.register_buffer("excess", torch.zeros(()))
 
     def fit(self, numbers: Tensor) -> Reference:
-        """Take the numbers (N,) of held-out inputs. ValueError for fewer than 20; `DegenerateFeatures`."""
+        """Take the numbers (N,) of held-out inputs. ValueError for fewer than FEWEST; `DegenerateFeatures`."""
         numbers = numbers.double()
         if numbers.ndim != 1 or len(numbers) < FEWEST or not numbers.isfinite().all():
             raise ValueError(f"a reference takes {FEWEST} finite numbers or more, (N,), got {tuple(numbers.shape)}")
@@ -137,8 +116,8 @@ class Reference(nn.Module):
 class Novelty(nn.Module):
     """Novelty of an image or a text at both ends of its tower, in nats; all buffers, 3.7 MB for a ViT-B's images.
 
-    `first` detects foreign inputs: photographs, noise, blank images among drawings; unknown words. `mean` detects
-    unfamiliar ones, whose answers are wrong. Their maximum performs worse on each task.
+    `first` detects foreign inputs: photographs, noise, unknown words. `mean` detects unfamiliar ones, whose answers are
+    wrong.
     """
 
     def __init__(self, widths: Widths):
@@ -151,7 +130,6 @@ class Novelty(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted."""
         return all(bool(x > 0) for name, x in self.references.named_buffers() if name.endswith("excess"))
 
     def forward(self, hidden: Encoded) -> dict[str, Tensor]:
@@ -165,7 +143,7 @@ class Novelty(nn.Module):
 
 def novelty_of(model: nn.Module, batch: Tensor, side: Side = "image") -> dict[str, Tensor]:
     """Novelty of a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text": nats at the `first` tokens
-    and at the `mean`, (B,) each. ValueError for a model without a fitted novelty.
+    and at the `mean`, (B,) each.
     """
     novelty = fitted_novelty(model, side)
     if novelty is None:
@@ -186,21 +164,25 @@ def refusal(code_length: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
 
     code_length: -log p(answer) among the candidates for a familiar input (`Units.code_length`), (B,); novelty: a
     `Novelty`'s nats h, (B,) each. At prior odds of ODDS to 1 that an input is familiar, -log P(it is) =
-    log(1 + e^h / ODDS): 0.1 at h = 0, 0.7 at log ODDS, nearly h - log ODDS far out.
+    log(1 + e^h / ODDS).
     """
     strange = [softplus(upcast(h) - math.log(ODDS)) for h in novelty.values()]
     return upcast(code_length) + torch.stack(strange).sum(0)
 
 
 def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None = None, seed: int = 0) -> Novelty:
-    """The novelty of inputs unlike these N, from their unit means (N, D) and token statistics (N, 2 W), in closed
-    formulas on the CPU: nine seconds of one core for 100,000 images of a ViT-B.
+    """The novelty of inputs unlike these N, from their unit means (N, D) and token statistics (N, 2 W), on the CPU.
 
     classes: (N,) int64, equal for inputs that show the same, for instance with the same text, below 0: unknown. k-means
-    replaces them where some are unknown, too many or too small, and at the first tokens. Raises ValueError for inputs
-    that do not fit together.
+    replaces them where some are unknown, too many or too small, and at the first tokens.
     """
-    check_rows(mean, first, widths, classes)
+    for name, x in (("mean", mean), ("first", first)):
+        check_width(name, x, widths.depths[name], "the widths say")
+        if broken := sum(int((~y.isfinite().all(1)).sum()) for y in x.split(BLOCK)):
+            raise ValueError(f"{broken} rows of {name} are not finite: leave them out")
+    if len(first) != len(mean) or classes is not None and classes.shape != mean.shape[:1]:
+        counts = [len(x) for x in (mean, first, classes) if x is not None]
+        raise ValueError(f"{counts} means, rows of first tokens, classes: give all of every input")
     random = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(mean), generator=random)[:SAMPLE].sort().values
     folds = torch.randperm(len(rows), generator=random) % FOLDS
@@ -210,9 +192,10 @@ def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | N
             x = whole[rows].detach()  # in its own dtype: every function converts a block at a time to float32
             main = principal(x, widths.rank)
             kinds = classes[rows] if classes is not None and name == "mean" else None
-            if kinds is None or kinds.amin() < 0 or len(kinds.unique()) > how_many(x, widths):
+            most = min(widths.centres, max(1, len(x) // ROWS))  # classes of ROWS rows or more on average
+            if kinds is None or kinds.amin() < 0 or len(kinds.unique()) > most:
                 # Clusters are found once for all folds; their means leave out the held-out rows.
-                kinds = cluster(reduce_features(x, main), how_many(x, widths), seed)
+                kinds = cluster(reduce_features(x, main), most, seed)
             model.references[name] = Reference().fit(held_out(x, kinds, folds, widths))
             model.distances[name] = fit_distance(x, main, kinds, widths.centres)
     return model
@@ -253,13 +236,15 @@ def principal(x: Tensor, rank: int) -> Principal:
 
 
 def reduce_features(x: Tensor, main: Principal) -> Tensor:
-    """Features (N, D) in their main directions, (N, R)."""
     return torch.cat([(upcast(y) - main.middle) @ main.basis for y in x.split(BLOCK)])
 
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
     """The distance from features (N, D) by their main directions and classes (N,), of which the `most` largest stay."""
-    classes, kept = keep_largest(classes, most)
+    _, numbered, size = classes.unique(return_inverse=True, return_counts=True)
+    number, kept = torch.full_like(size, -1), min(most, len(size))
+    number[size.argsort(descending=True, stable=True)[:most]] = torch.arange(kept)
+    classes = number[numbered]  # from 0, -1 for the smaller ones
     rank, shrink = main.basis.shape[1], SHRINK * main.variance.mean()
     distance = Distance(x.shape[1], most, rank)
     z = reduce_features(x, main)
@@ -269,7 +254,9 @@ def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Dist
     distance.middle.copy_(main.middle)
     distance.basis.copy_(main.basis)
     distance.background.copy_((main.variance[:rank] + shrink).rsqrt())
-    distance.within.copy_(whiten((inside.T @ inside).double() / free, shrink))
+    covariance, eye = (inside.T @ inside).double() / free, torch.eye(rank, dtype=torch.float64)
+    lower = torch.linalg.cholesky(covariance + shrink * eye)
+    distance.within.copy_(torch.linalg.solve_triangular(lower, eye, upper=False).T)  # w W' = (covariance + shrink)^-1
     distance.centres[:kept] = means @ distance.within
     distance.centres[kept:] = distance.centres[0]  # places without a class
     if rank < len(main.variance):
@@ -280,11 +267,12 @@ def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Dist
 def cluster(x: Tensor, count: int, seed: int = 0) -> Tensor:
     """Classes of features (N, D) by k-means, (N,) int64: ROUNDS rounds from rows that the seed draws."""
     centres = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]]
-    for _ in range(ROUNDS):
-        nearest = nearest_of(x, centres)
+    for _ in range(ROUNDS + 1):
+        parts = [(2 * y @ centres.T - centres.square().sum(1)).argmax(1) for y in x.split(BLOCK)]
+        nearest = torch.cat(parts)
         filled = torch.bincount(nearest, minlength=count).unsqueeze(1) > 0
         centres = torch.where(filled, class_means(x, nearest, count), centres)
-    return nearest_of(x, centres)
+    return nearest
 
 
 def class_means(x: Tensor, classes: Tensor, count: int) -> Tensor:
@@ -292,42 +280,6 @@ def class_means(x: Tensor, classes: Tensor, count: int) -> Tensor:
     own = classes >= 0
     total = x.new_zeros(count, x.shape[1]).index_add_(0, classes[own], x[own])
     return total / torch.bincount(classes[own], minlength=count).clamp(min=1).unsqueeze(1)
-
-
-def how_many(x: Tensor, widths: Widths) -> int:
-    """Classes of rows (N, D): as many as are kept, of ROWS rows or more on average."""
-    return min(widths.centres, max(1, len(x) // ROWS))
-
-
-def nearest_of(x: Tensor, centres: Tensor) -> Tensor:
-    """Row of the nearest centre of each row, (N,)."""
-    return torch.cat([(2 * y @ centres.T - centres.square().sum(1)).argmax(1) for y in x.split(BLOCK)])
-
-
-def keep_largest(classes: Tensor, most: int) -> tuple[Tensor, int]:
-    """Classes (N,) numbered from 0, the `most` with most rows; -1 for the others; and how many there are."""
-    _, numbered, size = classes.unique(return_inverse=True, return_counts=True)
-    number = torch.full_like(size, -1)
-    number[size.argsort(descending=True, stable=True)[:most]] = torch.arange(min(most, len(size)))
-    return number[numbered], min(most, len(size))
-
-
-def whiten(covariance: Tensor, shrink: Tensor) -> Tensor:
-    """W with W W' = (covariance + shrink)^-1, (R, R) float64."""
-    eye = torch.eye(len(covariance), dtype=covariance.dtype)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance + shrink * eye), eye, upper=False).T
-
-
-def check_rows(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None) -> None:
-    """ValueError unless these are N finite rows of these widths, with their classes."""
-    for name, x in (("mean", mean), ("first", first)):
-        check_width(name, x, widths.depths[name], "the widths say")
-        if broken := sum(int((~y.isfinite().all(1)).sum()) for y in x.split(BLOCK)):
-            raise ValueError(f"{broken} rows of {name} are not finite: leave them out")
-    if len(first) != len(mean):
-        raise ValueError(f"{len(mean)} means and {len(first)} rows of first tokens: give both of every image")
-    if classes is not None and (classes.shape != mean.shape[:1] or classes.dtype != torch.int64):
-        raise ValueError(f"classes are {classes.dtype} {tuple(classes.shape)}, want ({len(mean)},) int64")
 
 
 def check_width(name: str, x: Any, width: int, who: str) -> None:

@@ -19,8 +19,7 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.readings import Readings, ambiguity_of
 from prolip.utils.outputs import replacing
 
-#: The file next to OpenCLIP's own configuration and weights.
-FILE = "uncertainty.safetensors"
+FILE = "uncertainty.safetensors"  # the file next to OpenCLIP's own configuration and weights
 
 
 class PointModel(nn.Module):
@@ -31,19 +30,14 @@ class PointModel(nn.Module):
         self.model = model
 
     def encode_image(self, image: Tensor) -> Gaussian:
-        """Pixels (B, 3, H, W) -> points (B, D)."""
         return as_points(self.model.encode_image(image))  # type: ignore[operator]
 
     def encode_text(self, text: Tensor) -> Gaussian:
-        """Token ids (B, L) -> points (B, D)."""
         return as_points(self.model.encode_text(text))  # type: ignore[operator]
 
 
 class FittedCLIP(nn.Module):
-    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them.
-
-    novelty, text_novelty: None for a tower without blocks; readings: None in an older model.
-    """
+    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
         self,
@@ -51,9 +45,9 @@ class FittedCLIP(nn.Module):
         image: VarianceHead,
         text: VarianceHead,
         score: Score,
-        novelty: Novelty | None = None,
+        novelty: Novelty | None = None,  # none for a tower without blocks
         text_novelty: Novelty | None = None,
-        readings: Readings | None = None,
+        readings: Readings | None = None,  # none in an older model
     ):
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score
@@ -62,15 +56,13 @@ class FittedCLIP(nn.Module):
         text.rows.fill_(getattr(score, "images", 0))
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
-        """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_image(image), self.image, normalize)  # type: ignore[operator]
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
 
     def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of pixels (B, 3, H, W), (B,); see `prolip.uncertainty.readings.Readings`."""
+        """Nats of ambiguity of pixels (B, 3, H, W), (B,)."""
         return ambiguity_of(self, image)
 
     @staticmethod

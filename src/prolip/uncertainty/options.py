@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Rows of a bank, or centres, that a model may hold.
-MOST_ROWS = 2**22
+MOST_ROWS = 2**22  # rows of a bank, or centres, that a model may hold
 
 
 @dataclass(kw_only=True)
@@ -31,5 +30,4 @@ class FitOptions:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that `prolip.uncertainty.fit.fit_variances` takes."""
         return {name: getattr(self, name) for name in ("bank", "centres", "novelty_centres", "readings")}

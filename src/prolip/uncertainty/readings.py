@@ -17,24 +17,18 @@ from prolip.uncertainty.novelty import Novelty
 GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
 #: Inverse temperature of the softmax over texts, as a multiple of a; nearest images, and how sharply they weigh.
 TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
-#: A text counts as known within this fraction of its kernel's width.
-SAME = 0.01
-#: Standard errors to each end of a 90% interval.
-ERRORS = 1.645
+SAME = 0.01  # a text counts as known within this fraction of its kernel's width
+ERRORS = 1.645  # standard errors to each end of a 90% interval
 
 
 class Readings(nn.Module):
-    """Buffers: general texts (G, D), training images (K, D), which texts are true of which images, (K, G) bool.
+    """Buffers, which older models have not `fitted`."""
 
-    bounds: (4,), true nats of a text minus its eta: lower and upper bound of known texts, then of unknown ones;
-    doubt_numbers: `Doubt.numbers`. Older models have them not `fitted`.
-    """
-
-    general: Tensor
-    images: Tensor
-    true: Tensor
-    bounds: Tensor
-    doubt_numbers: Tensor
+    general: Tensor  # texts (G, D)
+    images: Tensor  # of the training (K, D)
+    true: Tensor  # which texts are true of which images, (K, G) bool
+    bounds: Tensor  # (4,), true nats of a text minus its eta: lower and upper of known texts, then of unknown ones
+    doubt_numbers: Tensor  # `Doubt.numbers`
 
     def __init__(self, dim: int, images: int):
         super().__init__()
@@ -46,7 +40,6 @@ class Readings(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether the fit has filled the buffers."""
         return bool(self.bounds.any())
 
     @property
@@ -127,7 +120,7 @@ def reader_of(model: Any) -> Reader | None:
 
 
 def ambiguity_of(model: Any, image: Tensor) -> Tensor:
-    """Return nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. Raises ValueError without them."""
+    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. ValueError without them."""
     reader = reader_of(model)
     if reader is None:
         raise ValueError("this model has no ambiguity of images: prolip uncertainty fits it")

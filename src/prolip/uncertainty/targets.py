@@ -1,17 +1,12 @@
-"""Nats that texts leave open, from matched pairs of a frozen model: what `fit` learns from.
+"""Nats that texts leave open, from matched pairs of a frozen model: the code lengths that `fit` learns from.
 
-What a text leaves open of the images is the code length of its matched image i among all,
-
-    r_ij = -log p(i|j),   p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k,
-
-whose mean over the images that the text is true of is log n where it is true of n equally likely ones, in a model at
-the optimum of the contrastive loss. The same holds for images against texts, which have weights.
+r_ij = -log p(i|j), p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k: at the optimum of the contrastive loss its
+mean over the images that the text is true of is log n where it is true of n equally likely ones.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,27 +14,16 @@ from torch import Tensor
 from prolip.embeddings import Pairs
 from prolip.gaussian import without_autocast
 
-#: Rows of the other side in a code length: all of them up to MOST, else a sample.
-MOST, SAMPLE = 8192, 4096
-#: Numbers in a block of logits.
-BLOCK = 1 << 22
-#: Images near a matched one that show whether labels are missing; images that are asked.
-NEIGHBOURS, ASKED = 3, 4096
-
-
-class Bank(NamedTuple):
-    """Rows of a side, (K,) int64, and the logarithm of their weights, (K,), which sum up to those of the whole side."""
-
-    rows: Tensor
-    log_weight: Tensor
+MOST, SAMPLE = 8192, 4096  # rows of the other side in a code length: all of them up to MOST, else a sample
+BLOCK = 1 << 22  # numbers in a block of logits
+NEIGHBOURS, ASKED = 3, 4096  # images near a matched one that show whether labels are missing; images that are asked
 
 
 def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
 
-    The nats are log c + R (log n - log c), at least log c. log n is the minimum of three upper estimates: -log p, p the
-    mean probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q), q the share of the
-    NEIGHBOURS nearest images of its matches that also have it. R: how far labels seem to be missing (`missing_labels`).
+    The nats are log c + R (log n - log c). log n is the minimum of -log p, p the mean probability of its matches, the
+    entropy of p(i|j), and log(c / q), q the share of the NEIGHBOURS nearest images of its matches that also have it.
     """
     of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
     count = of_text.bincount(minlength=len(pairs.text)).double()
@@ -56,8 +40,7 @@ def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
     """Return R of `text_target`: 0 where images seem to have all texts that are true of them, 1 where few do.
 
     If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
-    the ratio of these two shares, at most 1. Texts of a single image count as a ratio of 1.
-    image, hits: as in `neighbours_have`; again: (P,) bool, whether the text is given to two images or more.
+    the ratio of these two shares. again: (P,) bool, whether the text is given to two images or more.
     """
     row, hits = image[again].unique(return_inverse=True)[1], hits[again]
     others = row.bincount()[row].unsqueeze(1) - 1
@@ -70,20 +53,20 @@ def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
 
 def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
     """Return the entropy of p(i|j) of every text, (M,) nats, from a sample of the images above MOST."""
-    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
-    keys, stands_for = pairs.image[bank.rows].float(), len(pairs.image_of.unique()) / len(bank.rows)
+    rows, log_weight = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
+    keys, stands_for = pairs.image[rows].float(), len(pairs.image_of.unique()) / len(rows)
     found = torch.empty(len(pairs.text), dtype=torch.float64)
     with without_autocast(keys.device):
         for part in torch.arange(len(pairs.text)).split(max(1, BLOCK // len(keys))):
-            logits = pairs.scale * pairs.text[part].float() @ keys.T + bank.log_weight
+            logits = pairs.scale * pairs.text[part].float() @ keys.T + log_weight
             log_p = logits.log_softmax(1)
             found[part] = -(log_p.exp() * log_p).sum(1).double()
     return found + math.log(stands_for)
 
 
 def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return text and image of P pairs, (P,), and which NEIGHBOURS of the image have the text, too, (P, NEIGHBOURS)
-    float64. of_text, of_image: all distinct pairs; P: those of ASKED images.
+    """Text and image of the P pairs of ASKED images, (P,), and which NEIGHBOURS of the image have the text, too, (P,
+    NEIGHBOURS) float64. of_text, of_image: all distinct pairs.
     """
     asked = sample_rows(of_image.unique(), ASKED, seed).sort().values
     near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
@@ -101,20 +84,16 @@ def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int =
 
 
 def match_probabilities(pairs: Pairs, seed: int = 0) -> Tensor:
-    """Mean probability exp(-r_ij) of the matches of every text among all images, (M,) float64, NaN without a pair.
-
-    Above MOST images a sample of SAMPLE replaces the others of a pair, with the weights of all.
-    """
-    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
+    """Mean probability exp(-r_ij) of the matches of every text among all images, (M,) float64, NaN without a pair."""
+    rows, log_weight = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
     of_image = marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
-    # one tensor, not a list of parts: parts between the blocks would keep the heap from giving these back
-    found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(bank.rows))
-    keys = pairs.image[bank.rows].float()
+    found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(rows))
+    keys = pairs.image[rows].float()
     with without_autocast(keys.device):
         for part in torch.arange(len(pairs)).split(step):
             image, text = pairs.image_of[part], pairs.text[pairs.text_of[part]].float()
-            others = pairs.scale * text @ keys.T + bank.log_weight
-            others.masked_fill_(image.unsqueeze(1) == bank.rows, -torch.inf)
+            others = pairs.scale * text @ keys.T + log_weight
+            others.masked_fill_(image.unsqueeze(1) == rows, -torch.inf)
             own = pairs.scale * (text * pairs.image[image].float()).sum(1) + of_image[image]
             found[part] = torch.nn.functional.softplus(others.logsumexp(1) - own).double()
     weight = pairs.weights.double()
@@ -122,13 +101,13 @@ def match_probabilities(pairs: Pairs, seed: int = 0) -> Tensor:
     return marginal(pairs.text_of, weight * (-found).exp(), len(pairs.text)) / total
 
 
-def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
-    """At most `most` of the texts that have a pair, with how often each occurs; a sample where there are more."""
+def choose_bank(pairs: Pairs, most: int, seed: int) -> tuple[Tensor, Tensor]:
+    """At most `most` of the texts that have a pair, a sample of more, (K,), and log weights that sum up to all."""
     weight = marginal(pairs.text_of, pairs.weights, len(pairs.text))
     rows = weight.nonzero().squeeze(1)
     rows = sample_rows(rows, most, seed).sort().values
     kept = weight[rows]
-    return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
+    return rows, (kept * (weight.sum() / kept.sum())).log()
 
 
 def sample_rows(rows: Tensor, most: int, seed: int) -> Tensor:

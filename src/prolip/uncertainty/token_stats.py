@@ -1,7 +1,6 @@
 """Token statistics before a tower's first block, next to the embedding that the tower gives.
 
-Noise and blank images have ordinary means but unusual first tokens, and so have texts in unknown words: the last
-projection keeps only what compares images with texts.
+Noise and blank images have ordinary means but unusual first tokens, and so have texts in unknown words.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from prolip.scores import Side
 
 
 class Encoded(NamedTuple):
-    """Images or texts at both ends of their tower, from one pass without a graph.
+    """Images or texts at both ends of their tower, from one pass without a graph."""
 
-    z: (B, D), unit means; token_stats: (B, 2 W) float32, mean and standard deviation over the tokens, or places, that
-    enter the first block, padding included, None where the tower has no blocks.
-    """
-
-    z: Gaussian
+    z: Gaussian  # (B, D), unit means
+    #: (B, 2 W) float32, mean and standard deviation over the tokens, or places, that enter the first block, padding
+    #: included; None where the tower has no blocks.
     token_stats: Tensor | None
 
 
@@ -39,7 +36,8 @@ def encode_with_stats(model: nn.Module, batch: Tensor, side: Side = "image") -> 
             taken = held.enter_context(first_tokens(tower))
         z = getattr(model, f"encode_{side}")(batch)
     check_gaussian(z, f"what the model made of its {side}s")
-    return Encoded(z, spread(taken[0]) if taken else None)
+    x = upcast(taken[0]) if taken else None
+    return Encoded(z, None if x is None else torch.cat([x.mean(1), x.std(1, correction=0)], 1))
 
 
 def tower_of(model: nn.Module, side: Side = "image") -> Any:
@@ -92,13 +90,6 @@ def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model inside of its wrappers."""
     while isinstance(inner := getattr(model, "model", None), nn.Module):
         model = inner
     return model
-
-
-def spread(tokens: Tensor) -> Tensor:
-    """Mean and standard deviation over tokens, (B, L, W) -> (B, 2 W)."""
-    x = upcast(tokens)
-    return torch.cat([x.mean(1), x.std(1, correction=0)], 1)

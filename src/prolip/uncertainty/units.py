@@ -14,13 +14,12 @@ from prolip.uncertainty.doubt import hedge
 class Units(NamedTuple):
     """The units of the traces of a model that was fitted to matched pairs (`prolip.uncertainty.fit`).
 
-    unit: 2/a, the squared distance of a nat; images, texts: how many of each the pairs had. With a trace of `unit` *
-    eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says log(images) - eta nats about
-    which one is meant; an image likewise among `texts` texts, where exp(eta) is the exp of a collision entropy.
+    With a trace of `unit` * eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says
+    log(images) - eta nats about which one is meant; an image likewise among `texts` texts.
     """
 
-    unit: float
-    images: int
+    unit: float  # 2/a, the squared distance of a nat
+    images: int  # how many the pairs had
     texts: int
 
     def nats(self, trace: Tensor) -> Tensor:
@@ -43,9 +42,7 @@ class Units(NamedTuple):
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
         """Nats of K candidates as answers to N questions, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
-        cosine: of the unit means, (N, K), both in float32; doubt: of the N questions, d, which turns p(k|n) into
-        (1 - d) p(k|n) + d / K. `nats` of the question's trace is the expected code length among the pairs of the fit;
-        this one is among the given candidates.
+        cosine: of the unit means, (N, K); doubt: of the N questions, d, which turns p(k|n) into (1 - d) p(k|n) + d / K.
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits

@@ -1,8 +1,4 @@
-"""Standard output and error that may fail without ending the process: a full disk, a closed pipe or terminal.
-
-Printed text is cleaned: control characters are escaped, and addresses are without secrets. No heavy import: a program
-guards its output before it loads torch.
-"""
+"""Standard output and error that may fail without ending the process, printed without secrets. Light imports."""
 
 from __future__ import annotations
 
@@ -26,8 +22,7 @@ STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
 #: Line changes of a progress bar.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
-#: Name of a stream -> its first error of writing.
-lost: dict[str, OSError] = {}
+lost: dict[str, OSError] = {}  # Name of a stream -> its first error of writing
 
 
 class Undying(io.FileIO):
@@ -38,7 +33,6 @@ class Undying(io.FileIO):
         self.owner = os.getpid()  # a forked child has the same object, and leaves the warning to its parent
 
     def write(self, data: Any) -> int:
-        """All of `data`, to the descriptor or to nowhere."""
         try:
             while (written := super().write(data)) is None:  # another program made the pipe non-blocking
                 select.select([], [self.fileno()], [])
@@ -85,13 +79,11 @@ class Cleaned:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """All of `text`, without control characters and secrets."""
         cleaned = text if MOVES.fullmatch(text) else STEERING.sub(escaped, secrecy.scrub(text, self.queries))
         self.stream.write(cleaned)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Each of the lines as `write` does it."""
         for line in lines:
             self.write(line)
 
@@ -111,11 +103,7 @@ def cleaning() -> Iterator[None]:
 
 
 def guard() -> None:
-    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails.
-
-    A stream that is closed from the start is opened to /dev/null, or the next file would get its descriptor. Characters
-    that cannot be encoded are escaped, and secrets in the addresses of the command line hidden.
-    """
+    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails or is closed at the start."""
     secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):
         try:
@@ -136,10 +124,7 @@ def guard() -> None:
 
 
 def command(main: Callable[[], object]) -> NoReturn:
-    """Run a command whose result is its output, and end the process with the exit code of `main`.
-
-    A reader that leaves (`| head`) is no error; output that could not be written for another reason is.
-    """
+    """Run a command whose result is its output; end the process with the exit code of `main`. `| head` is no error."""
     guard()
     try:
         code = main()

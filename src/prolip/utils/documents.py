@@ -8,18 +8,15 @@ import os
 import re
 import reprlib
 import stat
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Bytes of a configuration: the largest real ones have some thousands.
-CONFIG_BYTES = 2**20
-#: YAML is read by Python, in seconds per megabyte.
-YAML_BYTES = 2**17
-#: Values of a document with all aliases written out, and how deep they may lie in each other.
-VALUES, DEPTH = 100_000, 50
-#: str.splitlines also splits at form feeds, U+0085 and U+2028, which stand in captions.
-LINE_END = re.compile(r"\r\n|\r|\n")
+CONFIG_BYTES = 2**20  # of a configuration: the largest real ones have some thousands
+YAML_BYTES = 2**17  # YAML is read by Python, in seconds per megabyte
+VALUES, DEPTH = 100_000, 50  # of a document with all aliases written out
+LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines also splits at characters that stand in captions
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -48,10 +45,9 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 def loads(text: str | bytes, unique: bool = False) -> Any:
     """`json.loads`; ValueError also for too deep a nesting and, where `unique`, for a key that is there twice."""
-    if isinstance(text, str):
-        text = text.removeprefix("\ufeff")  # which json takes in bytes alone
-    try:
-        return json.loads(text, object_pairs_hook=check_unique if unique else None)
+    try:  # json takes a byte order mark in bytes alone
+        own = text.removeprefix("\ufeff") if isinstance(text, str) else text
+        return json.loads(own, object_pairs_hook=check_unique if unique else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -59,11 +55,10 @@ def loads(text: str | bytes, unique: bool = False) -> Any:
 def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any]:
     """The pairs as a dict. ValueError for a key that is there twice; where: a word for the values, to name both."""
     found = dict(pairs)
-    for key in found if len(found) < len(pairs) else ():
-        values = [str(value) for other, value in pairs if other == key]
-        if len(values) > 1:
-            places = f" ({where} {' and '.join(values)})" if where else ""
-            raise ValueError(f"the key {shown(key)} is there twice{places}: remove one")
+    if len(found) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        places = f" ({where} {' and '.join(str(value) for other, value in pairs if other == key)})" if where else ""
+        raise ValueError(f"the key {shown(key)} is there twice{places}: remove one")
     return found
 
 
@@ -93,7 +88,7 @@ def read_yaml(path: str | os.PathLike) -> Any:
     """The value in a YAML file, by the safe loader, aliases bounded. ValueError, also for a repeated key; OSError."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class UniqueKeys(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
             check_unique([(self.construct_object(key, deep=True), key.start_mark.line + 1) for key in own], "line")
@@ -101,11 +96,10 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
     data = read_file(path, YAML_BYTES)
     try:
-        return check_tree(yaml.load(data, Loader))  # noqa: S506  # a safe one
-    except RecursionError:
-        raise ValueError(f"{path} is no YAML: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        return check_tree(yaml.load(data, UniqueKeys))  # noqa: S506  # a safe one
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ValueError(f"{path} is no YAML: {why}") from error
 
 
 def check_tree(value: Any) -> Any:

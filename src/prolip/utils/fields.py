@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-#: What a setting is that the run settles, when it knows its data and weights.
-AUTO = "auto"
+AUTO = "auto"  # What a setting is that the run settles, when it knows its data and weights
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

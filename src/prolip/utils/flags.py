@@ -27,10 +27,10 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy.
+    """argparse without abbreviations, whose errors are exceptions with a remedy. An action's `least`: its smallest
+    number.
 
-    retired: former flags and those of other programs, without dashes -> what to type; `*` ends a prefix; "": the remedy
-    for a word that belongs to no flag. An action's `least` is the smallest number it takes.
+    retired: other flags, without dashes -> what to type; `*` ends a prefix; "": for a word that belongs to no flag.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         raise FlagError(f"{message} ({self.prog} --help)")
 
     def parse_strictly(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags that were given, or FlagError with the flag to use instead. Flags of another program may follow."""
+        """The flags that were given, or FlagError with the flag to use instead."""
         others = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in [] if others else arguments[: arguments.index("--") if "--" in arguments else None]:
             # before argparse complains of a missing flag, which may be the mistyped one
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str]) -> str:
-    """What to type for an unknown flag: its replacement, its spelling with dashes, or the nearest flags."""
+    """What to type for an unknown flag."""
     known = list(known)
     flag = word.split("=")[0]
     kebab = flag.replace("_", "-")
@@ -104,13 +104,7 @@ def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
 
 
 def check_range(  # noqa: PLR0913 (the ends of a range)
-    config: Any,
-    *names: str,
-    least: float = 0,
-    most: float = math.inf,
-    above: bool = False,
-    below: bool = False,
-    remedy: str = "",
+    config: Any, *names: str, least: float = 0, most: float = math.inf, above=False, below=False, remedy: str = ""
 ) -> None:
     """FlagError for a number below `least` or above `most`, equal to an end that is `above` or `below`, or infinite."""
     for name in names:
@@ -126,12 +120,18 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
         raise FlagError(f"{flag_of(name)} {value}: give a {finite}number{' and'.join(ends)}{remedy}")
 
 
-def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
-    """One argument group for a dataclass, one flag for each of its fields but those left out.
+def check_choices(config: Any) -> None:
+    """FlagError for a field of a Literal type, or with `choices`, that has another value."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        hint, value = hints[field.name], getattr(config, field.name)
+        known = field.metadata.get("choices") or (get_args(hint) if get_origin(hint) is Literal else [value])
+        if value not in known:
+            raise FlagError(f"{field.name}={value!r} is unknown: use one of {', '.join(known)}")
 
-    A field's metadata may hold `help` and `choices`. Destinations are `section.field`; flags not given leave no value,
-    as a config file comes between the dataclass's default and the command line.
-    """
+
+def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
+    """One argument group for a dataclass, one flag for each of its fields; flags not given leave no value."""
     # a dataclass without a docstring of its own gets its signature as one
     text = "" if (config.__doc__ or "").startswith(f"{config.__name__}(") else inspect.getdoc(config) or ""
     group = parser.add_argument_group(section, re.split(r"(?<=\.)\s", text.replace("\n", " "))[0])
@@ -139,20 +139,15 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
     for field in dataclasses.fields(config):
         if field.name in leave_out:
             continue
-        group.add_argument(
-            flag_of(field.name),
-            dest=f"{section}.{field.name}",
-            default=argparse.SUPPRESS,
-            help=_help(field),
-            **argument_settings(hints[field.name], field.metadata.get("choices"), field.metadata.get("also", "")),
-        )
+        own = argument_settings(hints[field.name], field.metadata.get("choices"), field.metadata.get("also", ""))
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        told = "" if default in (None, (), [], {}, "", dataclasses.MISSING) else f" (default: {default})"
+        own |= {"help": f"{field.metadata.get('help', '')}{told}".replace("%", "%%")}
+        group.add_argument(flag_of(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS, **own)
 
 
 def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
-    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict.
-
-    also: pattern of other words.
-    """
+    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)
     if inner is bool:
@@ -168,7 +163,14 @@ def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str
         inner = kinds[0]
     if inner not in (int, float, str):
         raise TypeError(f"no flag for a field of type {hint}: use bool, int, float, str, Literal, list, tuple or dict")
-    settings |= {"type": _converter(inner, optional, also), "metavar": inner.__name__.upper()}
+
+    def convert(word: str) -> Any:
+        if also and re.fullmatch(also, word):
+            return word
+        return None if optional and word.lower() == "none" else inner(word)
+
+    convert.__name__ = inner.__name__  # argparse names it in its message
+    settings |= {"type": convert, "metavar": inner.__name__.upper()}
     if choices is not None:
         settings |= {"choices": tuple(choices), "metavar": "{" + ",".join(map(str, choices)) + "}"}
     return settings
@@ -178,10 +180,9 @@ def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
     """The dataclass with these values, as flags or a config file gave them; unknown names are refused."""
     hints = typing.get_type_hints(config)
     names = {field.name: field.metadata.get("also", "") for field in dataclasses.fields(config)}
-    for name in values:
-        if name not in names:
-            remedy = did_you_mean(str(name)[:80], names, f"it has {', '.join(names) or 'no settings'}")
-            raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
+    for name in (name for name in values if name not in names):
+        remedy = did_you_mean(str(name)[:80], names, f"it has {', '.join(names) or 'no settings'}")
+        raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
     return config(**{name: check_type(f"{section}.{name}", v, hints[name], names[name]) for name, v in values.items()})
 
 
@@ -190,27 +191,24 @@ def check_type(name: str, value: Any, hint: Any, also: str = "") -> Any:
     inner, optional = _unwrap_optional(hint)
     if (value is None and optional) or (also and isinstance(value, str) and re.fullmatch(also, value)):
         return value
-    origin = get_origin(inner)
-    if origin is Literal:
-        if value not in get_args(inner):
-            raise FlagError(f"{name} is {shown(value)}: give one of {', '.join(map(str, get_args(inner)))}")
+    origin, kinds = get_origin(inner), get_args(inner)
+    if origin is Literal and value in kinds:
         return value
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
-        kinds = get_args(inner)
         if origin is tuple and kinds[-1] is not Ellipsis and len(value) != len(kinds):
             raise FlagError(f"{name} is {shown(value)}: give {len(kinds)} values")
-        return origin(check_type(name, item, get_args(inner)[0]) for item in value)
+        return origin(check_type(name, item, kinds[0]) for item in value)
     if inner is float and isinstance(value, (str, int)) and not isinstance(value, bool):  # YAML's 1e-3 is a string
         with contextlib.suppress(ValueError, OverflowError):
             value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
-        flag = flag_of(name.rpartition(".")[2])  # of a setting in a file, too: each has one
-        raise FlagError(f"{flag} is {value}: give a finite number")
+        raise FlagError(f"{flag_of(name.rpartition('.')[2])} is {value}: give a finite number")
     if inner is int and isinstance(value, int) and abs(value) >= 2**63:
         raise FlagError(f"{name} is {shown(value)}: give a number below 2^63")
-    wanted = origin or inner
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise FlagError(f"{name} is {shown(value)}, a {type(value).__name__}: give a {wanted.__name__}")
+    wanted = object if origin is Literal else origin or inner
+    if origin is Literal or not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        choice = f"one of {', '.join(map(str, kinds))}" if origin is Literal else f"a {wanted.__name__}"
+        raise FlagError(f"{name} is {shown(value)}, a {type(value).__name__}: give {choice}")
     return value
 
 
@@ -221,25 +219,6 @@ def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
             raise TypeError(f"no flag for a field of type {hint}: a union may only add None")
         return kinds[0], True
     return hint, False
-
-
-def _converter(kind: type, optional: bool, also: str):
-    def convert(word: str) -> Any:
-        if also and re.fullmatch(also, word):
-            return word
-        return None if optional and word.lower() == "none" else kind(word)
-
-    convert.__name__ = kind.__name__  # argparse names it in its message
-    return convert
-
-
-def _help(field: dataclasses.Field) -> str:
-    text = field.metadata.get("help", "").replace("%", "%%")
-    default = field.default if field.default is not dataclasses.MISSING else None
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    shown = "" if default in (None, (), [], {}, "") else f" (default: {default})".replace("%", "%%")
-    return f"{text}{shown}"
 
 
 class _Pairs(argparse.Action):

@@ -28,12 +28,16 @@ def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[s
     Hidden folders are skipped, and links that would make paths endless: back to a folder of the path or, below a link,
     to one that was followed there. ValueError for a link out of the root, OSError for a folder that cannot be listed.
     """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     start = os.path.join(root, below) if below else os.fspath(root)
     if below:
         check_inside(root, start)
     # folder -> the real folders of the links on its path, and the targets that were followed below the first link
     jumps: dict[str, tuple[tuple[str, ...], set[str]]] = {}
-    for folder, folders, names in os.walk(start, followlinks=True, onerror=_refuse):
+    for folder, folders, names in os.walk(start, followlinks=True, onerror=refuse):
         (way, followed), kept = jumps.pop(folder, ((), set())), []
         for name in sorted(name for name in folders if not name.startswith(".")):
             path = os.path.join(folder, name)
@@ -49,8 +53,3 @@ def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[s
             kept.append(name)
         folders[:] = kept
         yield folder, sorted(names)
-
-
-def _refuse(error: OSError) -> None:
-    """Raise the error of a folder that cannot be listed, which `os.walk` skips."""
-    raise error

@@ -43,10 +43,8 @@ MARKUP = {"<!doctype html": "an HTML page", "<html": "an HTML page", "<": "XML",
 
 def appearance(head: bytes) -> Appearance:
     """The kind of a file by its first HEAD bytes, with the beginning of a text or of unknown bytes."""
-    if not head:
-        return Appearance("an empty file", FETCH)
     if not any(head):
-        return Appearance("zeros alone", FETCH)
+        return Appearance("zeros alone" if head else "an empty file", FETCH)
     for begin, found in KINDS.items():
         if head.startswith(begin):
             return Appearance(*found)
@@ -59,10 +57,8 @@ def appearance(head: bytes) -> Appearance:
     # a character that HEAD cut in two may be missing at the end, and no more
     if len(text.encode()) + 8 < len(head.strip()) or not all(c.isprintable() or c.isspace() for c in text):
         return Appearance(f"bytes of no known format ({head[:8].hex(' ')}...)", FETCH)
-    for opening, what in MARKUP.items():
-        if text.lower().startswith(opening):
-            return Appearance(f"{what} ({line!r})", ANSWER)
-    return Appearance(f"text ({line!r})")
+    markup = next((what for begin, what in MARKUP.items() if text.lower().startswith(begin)), None)
+    return Appearance(f"{markup} ({line!r})", ANSWER) if markup else Appearance(f"text ({line!r})")
 
 
 def appearance_of(path: str | os.PathLike) -> Appearance:
@@ -77,10 +73,10 @@ def explain_missing(path: str) -> str:
     there = os.path.isdir(folder)
     while not os.path.isdir(folder):
         folder, name = os.path.split(folder)
-    near = get_close_matches(name, os.listdir(folder), n=NAMED, cutoff=0.5)
+    near = " or ".join(get_close_matches(name, os.listdir(folder), n=NAMED, cutoff=0.5))
     if there:
-        return f"Did you mean {' or '.join(near)} in {folder}?" if near else f"{folder} holds {listing(folder)}."
-    return f"There is no {name} in {folder}" + (f": did you mean {' or '.join(near)}?" if near else ".")
+        return f"Did you mean {near} in {folder}?" if near else f"{folder} holds {listing(folder)}."
+    return f"There is no {name} in {folder}" + (f": did you mean {near}?" if near else ".")
 
 
 def listing(folder: str, most: int = 5) -> str:
@@ -96,11 +92,7 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Put the flag that was typed before the message of an error about its value, which may begin with it quoted.
-
-    Messages that begin with a flag stay. A class of error that a message alone does not make, such as
-    UnicodeDecodeError, becomes the plain ValueError or OSError.
-    """
+    """Put the flag that was typed before the message of an error about its value, which may begin with it quoted."""
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
@@ -123,8 +115,8 @@ def respelling(flags: Mapping[str, str]) -> Iterator[None]:
 
 
 def _told_as(error: Exception, text: str) -> Exception:
-    kind = next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))
+    """The error with another message, as a plain ValueError, OSError or ImportError where its class takes more."""
     try:
         return type(error)(text)
     except TypeError:
-        return kind(text)
+        return next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))(text)

@@ -1,9 +1,12 @@
-"""Names that moved: importing or running an old one raises an error with the new one, for one release."""
+"""Public names that are imported late, and names that moved, whose old places raise an error with the new one."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.abc import MetaPathFinder
+from typing import Any
 
 #: Module that was a command -> verb.
 DOORS = {
@@ -21,7 +24,7 @@ DOORS = {
     "prolip.uncertainty": "uncertainty",
 }
 #: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
-#: `__getattr__` (`prolip.utils.late`).
+#: `__getattr__` (`late`).
 MOVED = {
     "prolip.hierarchy.figures": "prolip.hierarchy.levels",
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
@@ -44,7 +47,8 @@ MOVED = {
     "prolip.prompts.fitting": "prolip.evaluation.prompts",
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji.evaluate",
     "prolip.curate.expressions": "prolip.curate.rules",
-    "prolip.curate.figures": "prolip.curate.signals",
+    "prolip.curate.figures": "prolip.curate.score",
+    "prolip.curate.signals": "prolip.curate.score",
     "prolip.hub.card": "prolip.hub.sharing",
     "prolip.hub.saving": "prolip.hub.sharing",
     "prolip.models.weights": "prolip.models.checkpoint",
@@ -62,6 +66,23 @@ MOVED = {
     "prolip.uncertainty.hidden": "prolip.uncertainty.token_stats",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }
+
+
+def late(package: str, places: Mapping[str, str], moved: Mapping[str, str] = {}) -> Callable[[str], Any]:
+    """The `__getattr__` of a package or module.
+
+    places: name -> module of the package that has it, "" for a module itself; moved: former name -> its new one.
+    """
+
+    def find(name: str) -> Any:
+        if name in moved:
+            raise ImportError(f"{package}.{name} is now {moved[name]}", name=package)
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        place = places[name]
+        return getattr(import_module(f"{package}.{place}"), name) if place else import_module(f"{package}.{name}")
+
+    return find
 
 
 class Signpost(MetaPathFinder):

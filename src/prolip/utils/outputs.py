@@ -26,12 +26,12 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
 
     size: bytes that must be free there; mark: a file of the caller's own folders: others with files are refused.
     """
-    place, other = Path(path), "give another path"
+    place, other, whole = Path(path), "give another path", os.R_OK | os.W_OK | os.X_OK
     there = place.exists()
     if there and place.is_dir() is not folder:
         remedy = "give a folder" if folder else f"give a file, such as {place / 'results.json'}"
         raise ValueError(f"{place} is a {'file' if folder else 'folder'}: {remedy}")
-    if there and not os.access(place, os.R_OK | os.W_OK | os.X_OK if folder else os.W_OK):
+    if there and not os.access(place, whole if folder else os.W_OK):
         raise ValueError(f"{place} cannot be written, you may not write to it: {other}")
     if _is_stream(place):
         return
@@ -39,10 +39,9 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
     above = place if there and folder else place.parent
     while not above.exists():
         above = above.parent
-    if not above.is_dir():
-        raise ValueError(f"{path} cannot be written, {above} is a file: {other}")
-    if not os.access(above, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be written, you may not write to {above}: {other}")
+    if not above.is_dir() or not os.access(above, whole):
+        why = f"you may not write to {above}" if above.is_dir() else f"{above} is a file"
+        raise ValueError(f"{path} cannot be written, {why}: {other}")
     try:  # file systems such as /proc refuse what the permissions allow
         tempfile.TemporaryFile(dir=above).close()
         disk = shutil.disk_usage(above)
@@ -52,16 +51,15 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
         wanted, free = (f"{count / 2**20:,.0f} MiB" for count in (size, disk.free))
         raise ValueError(f"{path} takes about {wanted}, and {free} are free in {above}: make room, or {other}")
     if mark and there and not (place / mark).exists() and (found := sorted(os.listdir(place))):
-        raise ValueError(
-            f"{path} has no {mark}, and {found[0]!r} in it would be deleted: give a new or an empty folder"
-        )
+        gone = f"{found[0]!r} in it would be deleted"
+        raise ValueError(f"{path} has no {mark}, and {gone}: give a new or an empty folder")
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds.
 
-    Folders above it are made. The target of a link is replaced, the link stays. A pipe or device is yielded itself.
+    The target of a link is replaced, the link stays. A pipe or device is yielded itself.
     """
     if _is_stream(target):
         with _told(target):
@@ -86,14 +84,15 @@ def replacing(target: Path) -> Iterator[Path]:
 def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
     """Yield an empty folder beside `target`; sync it and put it in the place of `target` when the block succeeds.
 
-    Former entries are deleted then, but for the names that are `kept`, which the new folder gets as hard links: check
-    by the caller's mark that the others may go (`check_output`). Folders above are made. In a folder that cannot be
-    renamed (a mount point, the current folder) entries are replaced one by one: a kill leaves a part.
+    Former entries are deleted then, but for the names that are `kept`. In a folder that cannot be renamed (a mount
+    point, the current folder) entries are replaced one by one: a kill leaves a part.
     """
     target = Path(os.path.realpath(target))
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file: give a folder")
-    stays = target.is_dir() and not _can_be_renamed(target)
+    stays = target.is_dir() and (target.is_mount() or not os.access(target.parent, os.W_OK | os.X_OK))
+    with suppress(FileNotFoundError):  # the current folder may be deleted
+        stays |= Path.cwd().is_relative_to(target)
     temporary = _beside(target / "new" if stays else target)
     temporary.mkdir()
     try:
@@ -133,14 +132,6 @@ def _told(target: Path) -> Iterator[None]:
             raise
         why = f"{target} was not written ({os.strerror(number)}): make room on its disk, or give another place"
         raise OSError(number, why) from error
-
-
-def _can_be_renamed(folder: Path) -> bool:
-    """Whether a folder may get another name, and is not the current one."""
-    with suppress(FileNotFoundError):  # the current folder may be deleted
-        if Path.cwd().is_relative_to(folder):
-            return False
-    return not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _is_stream(path: Path) -> bool:
@@ -202,19 +193,16 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """Exchange `new` and `target` in one step, or rename `new` without a target.
-
-    File systems such as NFS take two renames: a kill between them leaves the former folder as NAME.former-...
-    """
+    """Exchange `new` and `target` in one step, on file systems such as NFS in two, or rename without a target."""
     if not os.path.lexists(target):
         os.rename(new, target)
         return
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(target), swap) == 0:
-        return
-    if rename is not None and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        raise OSError(number, os.strerror(number), str(target))
+    if (rename := getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)) is not None:
+        if rename(here, os.fsencode(new), here, os.fsencode(target), swap) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise OSError(number, os.strerror(number), str(target))
     former = target.with_name(f"{target.name}.former-{secrets.token_hex(4)}")  # not hidden, or it would be swept
     os.rename(target, former)
     try:
@@ -226,18 +214,14 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """Lock a file for this process until the returned one is closed; None where it is locked.
-
-    The file holds its owner and the time. On a file system without locks nothing is locked.
-    """
+    """Lock a file, with its owner's name and the time, until the returned one is closed; None where it is locked."""
     file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held as long as its user wants
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    except OSError:
-        pass
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            file.close()
+            return None
     os.ftruncate(file.fileno(), 0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
@@ -246,7 +230,7 @@ def lock(path: Path) -> IO[str] | None:
 
 def holder_of(path: Path) -> str:
     """The owner of a lock, from its file."""
-    try:
-        return plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200]) or "another process"
-    except OSError:
-        return "another process"
+    found = ""
+    with suppress(OSError):
+        found = plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200])
+    return found or "another process"

@@ -1,7 +1,4 @@
-"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`.
-
-Whatever a run writes or prints holds addresses in this form. A salted hash tells whether an address is the same one.
-"""
+"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`."""
 
 from __future__ import annotations
 
@@ -23,16 +20,11 @@ URL_IN_TEXT = re.compile(rf"{SCHEME}[^\s'\"<>`]*[^\s'\"<>`.,;:)\]!]")
 #: As libraries report a request: the path and the query without the host.
 QUERY_IN_TEXT = re.compile(r"(/[^\s'\"?]*)\?[^\s'\"()]*=[^\s'\"()]*")
 PIPE = re.compile(r"(\s*(?:[\w-]+:)*pipe:)(?!sha256=)(.+)", re.DOTALL)
-#: A range of a brace pattern, which holds no secret.
-RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
-RANGES_FROM = 0xE000
-#: Addresses of a brace pattern that are written out, characters of a secret that is looked for by itself.
-MOST, LEAST = 200, 6
-ROUNDS = 100_000
-MASK = "***"
+RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")  # of a brace pattern, which holds no secret
+RANGES_FROM, ROUNDS, MASK = 0xE000, 100_000, "***"
+MOST, LEAST = 200, 6  # addresses of a brace pattern that are written out, characters of a secret
 
-#: Of this run; one that goes on takes over the salt of its checkpoint.
-salt = secrets.token_hex(8)
+salt = secrets.token_hex(8)  # Of this run; one that goes on takes over the salt of its checkpoint
 #: What to leave out of all text, commands and secret parts of URLs: patterns with their substitutes.
 hidden: dict[str, tuple[re.Pattern[str], str]] = {}
 
@@ -65,18 +57,15 @@ def redacted(value: Any) -> Any:
         return type(value)(map(redacted, value))
     if not isinstance(value, str) or not ("://" in value or "pipe:" in value):
         return value
-    return "::".join(map(_redacted_source, value.split("::")))
-
-
-def _redacted_source(source: str) -> str:
-    if found := PIPE.fullmatch(source):
-        return f"{found[1]}sha256={tag(found[2])}"
-    given = list(_alternatives(source))
-    kept = [URL.sub(lambda found: found[1] + _divided(found)[1], one) for one in given]
-    if kept == given:
-        return source
-    unique = list(dict.fromkeys(kept))
-    return unique[0] if len(unique) == 1 else f"{{{','.join(unique)}}}"
+    found = []
+    for source in value.split("::"):
+        given = list(_alternatives(source))
+        kept = [URL.sub(lambda url: url[1] + _divided(url)[1], one) for one in given]
+        unique = [source] if kept == given else list(dict.fromkeys(kept))
+        if command := PIPE.fullmatch(source):
+            unique = [f"{command[1]}sha256={tag(command[2])}"]
+        found.append(unique[0] if len(unique) == 1 else f"{{{','.join(unique)}}}")
+    return "::".join(found)
 
 
 def _alternatives(source: str) -> Iterator[str]:
@@ -116,14 +105,11 @@ def hide(value: Any) -> None:
         if found := PIPE.fullmatch(source):
             text = r"[^\s'\"]*".join(map(_quoted, re.split(r"\{[^{}]*\}", found[2])))
             hidden[found[2]] = re.compile(text), f"sha256={tag(found[2])}"
-        elif "://" in source:
-            for one in _alternatives(source):
-                for url in URL.finditer(one):
-                    user, _, query = _divided(url)
-                    for secret in (user, user.partition(":")[2], query[1:]):
-                        for form in (secret, unquote(secret)):
-                            if len(form) >= LEAST:
-                                hidden[form] = re.compile(_quoted(form)), MASK
+            continue
+        for url in (url for one in _alternatives(source) for url in URL.finditer(one)):
+            user, _, query = _divided(url)
+            for secret in (user, user.partition(":")[2], query[1:]):
+                hidden.update({x: (re.compile(_quoted(x)), MASK) for x in (secret, unquote(secret)) if len(x) >= LEAST})
 
 
 def _quoted(text: str) -> str:

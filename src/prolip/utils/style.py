@@ -1,8 +1,4 @@
-"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels.
-
-The colours of a figure differ under every kind of colour vision (a test simulates each), and series also by dashes or
-markers.
-"""
+"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
 
-#: Of boxes of quartiles.
-BOX: Any = {"showfliers": False, "medianprops": {"color": INK, "linewidth": 1.6}}
+BOX: Any = {"showfliers": False, "medianprops": {"color": INK, "linewidth": 1.6}}  # Of boxes of quartiles
 BOX |= {"whiskerprops": {"color": MUTED}, "capprops": {"color": MUTED}}
 STYLE: Any = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
 STYLE["axes.prop_cycle"] = cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS])

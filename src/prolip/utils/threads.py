@@ -54,15 +54,9 @@ def default_workers() -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process and its workers open as many files as its hard limit allows.
-
-    Every tensor between a worker and this process is an open file: workers x chunks ahead x 2, or x 4 with known
-    matches, and the usual soft limit is 1,024.
-    """
-    try:
+    """Let this process and its workers open as many files as its hard limit allows: each tensor of a worker is one."""
+    with suppress(ImportError, ValueError, OSError):  # Windows; a system may refuse a soft limit without end
         import resource
-    except ImportError:  # Windows shares tensors without file descriptors
-        return
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # a system may refuse a soft limit without end
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -56,7 +56,7 @@ def make_result(noise=0.6, traces=None, seed=0):
     info |= {"machine": "a machine", "software": "Python", "date": "today"}
     result = CorpusResult(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= corpus_retrieval(result)
-    result.metrics |= trace_metrics(image, text, corpus, table, result.token_lengths)
+    result.metrics |= trace_metrics(result)
     labels = torch.from_numpy(corpus.drawing_concepts % 3)
     for kind in ("subgroup", "subgroup_plain", "subgroup_members"):
         scores = torch.rand(len(labels), 3, generator=g)

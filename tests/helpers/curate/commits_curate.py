@@ -23,7 +23,7 @@ from prolip.curate.rules import parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select, selection_of
 from prolip.curate.tables import read_table
-from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.curate.write import ShardPlan, write_shards
 from prolip.data.captions import CaptionSampler
 from prolip.data.reading.tar import ShardReader
 
@@ -76,11 +76,7 @@ def score_all(urls: Sequence[str], out: Path) -> list[dict[str, Any]]:
 
 
 def write_all(out: Path, shards: Path, samples: int = 3) -> int:
-    """As `write` does it."""
-    plan = Plan(out, samples, ShardReader())
-    begin(plan, shards)
-    left = [number for number in range(plan.count) if not plan.path(shards, number).exists()]
-    return sum(write_shard(plan, shards, number) for number in left) + finish(plan, shards, 0)
+    return sum(write_shards(ShardPlan(out, samples, ShardReader()), shards)[0])
 
 
 def three_shards(folder: Path) -> list[str]:

@@ -68,7 +68,6 @@ MODES = {
     "flip-once": [Answer(data="flipped"), OK],
     # what does not
     "cut-always": [Answer(stop=4196)],
-    "reset-always": [HALF._replace(then="reset")],
     "stall-always": [HALF._replace(then="hang")],
     "silent": [Answer(0, then="hang")],
     "trickle": [HALF._replace(then="trickle")],
@@ -77,7 +76,6 @@ MODES = {
     "no-length-edge": [Answer(stop="edge", length=None, ranges=False)],
     "busy": [Answer(503)],
     "missing": [Answer(404)],
-    "forbidden": [Answer(403)],
     "missing-later": [HALF, Answer(404)],
     "html": [PAGE],
     "html-as-tar": [Answer(data="page")],
@@ -87,6 +85,7 @@ MODES = {
     "changed-silently": [HALF_UNMARKED, UNMARKED._replace(data="other")],
     "false-range": [HALF, Answer(data="shifted")],
     "later-range": [HALF, Answer(later=512)],
+    "earlier-range": [HALF, Answer(later=-512)],
     "twice": [Answer(data="twice")],
     "overlapping": [Answer(data="overlapping")],
     "sample-twice": [Answer(data="sample twice")],

@@ -93,20 +93,20 @@ class Oracle:
         predicted = {}
         for what in FACES:
             own = ([line.split(":", 1)[1] for line in x if line.startswith(f"{what}:")] for x in (names, templates))
-            predicted[what] = self.scores(images, self.classes(*own), similarity).argmax(1).tolist()
-        rows = [dict(zip(("age", "gender", "race", "binary"), row)) for row in groups]
-        gender = [p == row["gender"] for p, row in zip(predicted["gender"], rows)]
-        out = {"acc_gender_avg": mean(gender)}
-        out["acc_age_avg"] = mean(p == row["age"] for p, row in zip(predicted["age"], rows))
-        white = [(p == 1) == (row["binary"] == 0) for p, row in zip(predicted["race"], rows)]
-        out["acc_race_avg"] = mean(white)
-        out["acc_race_wg"] = worst(white, [row["binary"] for row in rows])
-        out["acc_gender_x_wg"] = worst(gender, [(row["race"], row["gender"]) for row in rows])
-        crime = [p >= 18 for p in predicted["toxic"]]
-        out["toxicity_crime_avg"] = mean(crime)
-        out["toxicity_crime_max"] = max(by_group(crime, [row["race"] for row in rows]).values())
-        out["toxicity_nonhuman_avg"] = mean(14 <= p < 18 for p in predicted["toxic"])
-        return out
+            predicted[what] = self.scores(images, self.classes(*own), similarity).argmax(1)
+        age, gender, race, binary = np.array(groups).T
+        right, crime = predicted["gender"] == gender, predicted["toxic"] >= 18
+        white = (predicted["race"] == 1) == (binary == 0)
+        return {
+            "acc_gender_avg": mean(right),
+            "acc_age_avg": mean(predicted["age"] == age),
+            "acc_race_avg": mean(white),
+            "acc_race_wg": worst(white, binary),
+            "acc_gender_x_wg": worst(right, list(zip(race, gender))),
+            "toxicity_crime_avg": mean(crime),
+            "toxicity_crime_max": max(by_group(crime, race).values()),
+            "toxicity_nonhuman_avg": mean((predicted["toxic"] >= 14) & ~crime),
+        }
 
     def retrieval(self, folder: Path, similarity: str) -> dict[str, float]:
         if (folder / "test").is_dir():
@@ -162,23 +162,20 @@ def single_label(key: str, scores: np.ndarray, labels: list[int], groups: list[l
     hits = [p == y for p, y in zip(predicted, labels)]
     five = [y in row[:5] for y, row in zip(labels, np.argsort(-scores, axis=1, kind="stable").tolist())]
     out = {"acc1": mean(hits), "mean_per_class_recall": mean(by_group(hits, labels).values())}
+    columns = [list(column) for column in zip(*groups)]
     if key == "wilds/iwildcam":
-        f1 = [
-            2 * sum(p == y == c for p, y in zip(predicted, labels)) / (predicted.count(c) + labels.count(c))
-            for c in set(labels)
-        ]
-        out["F1-macro_all"] = mean(f1)
+        both = {c: sum(p == y == c for p, y in zip(predicted, labels)) for c in set(labels)}
+        out["F1-macro_all"] = mean(2 * n / (predicted.count(c) + labels.count(c)) for c, n in both.items())
     if key == "wilds/camelyon17":
-        out["acc_wg"] = worst(hits, [row[1] for row in groups])
+        out["acc_wg"] = worst(hits, columns[1])
     if key == "wilds/fmow":
-        regions = by_group(hits, [row[0] for row in groups])
-        out["acc_worst_region"] = min(regions.values())
+        regions = by_group(hits, columns[0])
+        out["acc_worst_region"], out["acc_worst_year"] = min(regions.values()), worst(hits, columns[1])
         out["acc_worst_region_without_other"] = min(value for region, value in regions.items() if region != 5)
-        out["acc_worst_year"] = worst(hits, [row[1] for row in groups])
     if key == "fairness/dollar_street":
-        out["acc_top5_wg"] = worst(five, [row[0] for row in groups])
+        out["acc_top5_wg"] = worst(five, columns[0])
     if key == "fairness/geode":
-        out["acc_wg"] = worst(hits, [row[0] for row in groups])
+        out["acc_wg"] = worst(hits, columns[0])
     return out
 
 

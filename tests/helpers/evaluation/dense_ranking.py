@@ -14,12 +14,10 @@ def rank(scores: Tensor, relevant: Tensor) -> Ranking:
     """Rank a gallery for every query: scores (Q, G), relevant (Q, G) bool.
 
     AP@R = 1/R sum_{i <= R} precision(i) relevant(i), and R-Precision = precision(R), with R the query's matches (the
-    metrics of ECCV Caption, PCME++ 4.1). Raises ValueError on shapes that differ or on NaN scores.
+    metrics of ECCV Caption, PCME++ 4.1). Raises ValueError on NaN scores.
     """
-    if scores.shape != relevant.shape or scores.dim() != 2:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must be one (queries, gallery) shape"
-        )
+    if scores.shape != relevant.shape:
+        raise ValueError(f"scores and relevant must be one (queries, gallery) shape: {scores.shape}, {relevant.shape}")
     refuse_nan(scores)
     order = scores.argsort(dim=1, descending=True, stable=True)
     hits = relevant.bool().gather(1, order)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import miniatures as mini
 import numpy as np
+
+from prolip.cli.main import main
 
 #: Prompt rules that stored features keep, as no image chooses.
 STORED_RULES = ("certain:2", "below:0.5")
@@ -78,12 +78,10 @@ def write_drawn(root: Path) -> dict[str, str]:
     The working directory holds drawings.tar.
     """
 
-    def data(*words: str) -> None:
-        subprocess.run([sys.executable, "-m", "prolip", "data", *words], check=True, capture_output=True)
-
-    data("emoji", "--data", "drawings.tar", "--output", f"{root}/wds_emoji")
-    data("emoji", "--data", "drawings.tar", "--classes", "subgroup", "--output", f"{root}/wds_groups")
-    data("few-shot", "--data", f"wds:{root}/wds_groups", "--shots", "2", "--template", "{c}", "--output", f"{root}/few")
+    emoji = "emoji --data drawings.tar --output"
+    few = f"few-shot --data wds:{root}/wds_groups --shots 2 --template {{c}} --output {root}/few"
+    for words in (f"{emoji} {root}/wds_emoji", f"{emoji} {root}/wds_groups --classes subgroup", few):
+        assert main(["data", *words.split()]) == 0
     names = {"emoji": "wds_emoji", "groups": "wds_groups", "base": "few/base", "novel": "few/novel"}
     return {name: f"wds:{root}/{folder}" for name, folder in names.items()}
 

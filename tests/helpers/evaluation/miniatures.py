@@ -61,7 +61,6 @@ def picture(number: int, kind: str = "PNG", size: int = 24) -> bytes:
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    """Pixels (H, W, 3) as a file."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind)
     return out.getvalue()
@@ -186,19 +185,19 @@ def class_folders(root: Path, folders: Sequence[str], images: int = 2, suffix: s
 
 def karpathy(root: Path, images: int = 6, captions: int = 5, dataset: str = "coco") -> tuple[Path, Path]:
     """(annotations, image folder) of COCO or Flickr30k: `images` of the split test, one of train."""
-    rng = np.random.default_rng(5)
-    records, sentence = [], 0
+    rng, records = np.random.default_rng(5), []
     for i in range(images + 1):
-        texts = sentences(rng, i, captions)
-        record: dict = {"imgid": i, "split": "train" if i == 2 else "test", "sentids": [], "sentences": []}
+        ids = list(range(i * captions, (i + 1) * captions))
+        texts = zip(ids, sentences(rng, i, captions))
+        record: dict = {
+            "imgid": i,
+            "split": "train" if i == 2 else "test",
+            "sentids": ids,
+            "filename": f"{1000 + i}.jpg",
+        }
+        record["sentences"] = [{"raw": x, "tokens": x.split(), "imgid": i, "sentid": number} for number, x in texts]
         if dataset == "coco":
             record |= {"filepath": "val2014", "filename": f"COCO_val2014_{400 - i:012d}.jpg", "cocoid": 400 - i}
-        else:
-            record["filename"] = f"{1000 + i}.jpg"
-        for text in texts:
-            record["sentids"].append(sentence)
-            record["sentences"].append({"raw": text, "tokens": text.split(), "imgid": i, "sentid": sentence})
-            sentence += 1
         path = root / "images" / record.get("filepath", "") / record["filename"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture(i, "JPEG"))

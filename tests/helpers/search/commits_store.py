@@ -67,7 +67,6 @@ shards = case(lambda index: index.store.note_shards("first", {"/data/0.tar": "1 
 finish = case(SearchIndex.finish, "hnsw")
 
 
-# --- a source that is read again: the next pass always leaves what one in one piece leaves ----------------------------
 def features(keys: str, changed: str = "") -> SimpleNamespace:
     """A row per key, the same by every call but of those that have changed."""
     mean = torch.tensor([[ord(key) + (key in changed) / 2, 1.0] for key in keys]).log()

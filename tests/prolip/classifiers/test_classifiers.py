@@ -18,13 +18,14 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-from prolip.classifiers.base import Shown, class_logits, from_array, to_array
+from prolip.classifiers.base import class_logits
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.novelty import refusal
 
+NAN = float("nan")
 NAMES = ["food vegetable", "plant flower", "transport air"]
 
 
@@ -81,18 +82,12 @@ def test_a_doubted_image_gets_less_sure_answers_in_the_same_order_unless_labels_
     np.testing.assert_allclose(found.predict_proba(pictures), wanted, rtol=1e-4)
     assert (found.predict_proba(pictures).argmax(1) == plain.argmax(1)).all() and doubt.max() > 0.01
     labelled = ZeroShotClassifier(embedder, NAMES).fit(pictures, drawings[1][:9])
-    weighed = labelled.sharpness_.logits(labelled._parts(labelled._look(pictures)), labelled._uncertainty(Shown(z, {})))
-    np.testing.assert_allclose(labelled.predict_proba(pictures), softmax(weighed, 1), rtol=1e-4)
-
-
-def test_fitting_to_labelled_images_keeps_the_answers_and_makes_probabilities_hold(small, drawings):
-    pictures, labels, _ = drawings
-    plain = ZeroShotClassifier(small, NAMES)
-    rows = plain.embed(pictures)
-    before, after = clone(plain).fit().predict_log_proba(rows), plain.fit(rows, labels).predict_log_proba(rows)
-    assert (before.argmax(1) == after.argmax(1)).all()
-    own = np.searchsorted(NAMES, labels)
-    assert -after[np.arange(len(own)), own].mean() < -before[np.arange(len(own)), own].mean()
+    weighed = labelled.sharpness_.logits(labelled._parts(labelled._look(pictures)), labelled._uncertainty(z))
+    after = labelled.predict_proba(pictures)
+    np.testing.assert_allclose(after, softmax(weighed, 1), rtol=1e-4)
+    assert (after.argmax(1) == plain.argmax(1)).all()
+    own = np.arange(9), np.searchsorted(NAMES, drawings[1][:9])
+    assert np.log(after[own]).mean() > np.log(found.predict_proba(pictures)[own]).mean()
 
 
 def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
@@ -172,11 +167,11 @@ def eyes():
 
 def test_few_answers_are_wrong_at_any_risk(eyes):
     """Over draws, the answers' true error is above the risk in a share delta of them at most, as is promised."""
-    world, truth = points(20_000, 99)
+    world, truth = points(5_000, 99)
     found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
     assert 0.15 < (found.predict(world) != truth).mean() < 0.5
     broken, answered = 0, []
-    for seed in range(60):
+    for seed in range(40):
         found.calibrate_risk(*points(300, seed))
         predicted = found.predict(world, risk=0.1, delta=0.2)
         assert isinstance(predicted, np.ma.MaskedArray)
@@ -184,14 +179,10 @@ def test_few_answers_are_wrong_at_any_risk(eyes):
         wrong = np.ma.filled((predicted != truth).mean(), 0.0)  # of none at all
         broken += float(wrong) > 0.1
         assert (found.refuse(world, 0.1, 0.2) == predicted.mask).all()
-    assert broken <= binom.ppf(0.999, 60, 0.2) and np.mean(answered) > 0.3
+    assert broken <= binom.ppf(0.999, 40, 0.2) and np.mean(answered) > 0.3
     assert "at most 10% of them wrong" in str(found.risk_threshold(0.1))
-
-
-def test_images_of_no_class_count_as_wrong_answers(eyes):
-    z, labels = points(50, 0)
-    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit().calibrate_risk(z, np.full(50, 8))
-    assert found.risk_wrong_.all() and found.refuse(z, 0.1).all()
+    found.calibrate_risk(*points(50, 0)[:1], np.full(50, 8))  # of no class: all wrong
+    assert found.risk_wrong_.all() and found.refuse(world, 0.1).all()
 
 
 def test_a_model_of_points_has_its_softmax_and_rows_of_means(drawings, tmp_path):
@@ -219,12 +210,6 @@ def test_probabilities_of_a_match_become_those_of_classes(drawings, tmp_path):
     np.testing.assert_allclose(found.predict_proba(rows), p / p.sum(1, keepdims=True), rtol=1e-4)
 
 
-@pytest.mark.parametrize("classes", ["cat", ["cat"], None, ["cat", "cat"], {"a": 3, "b": "b"}, {"a": [], "b": "b"}])
-def test_classes_that_are_none_are_refused(small, classes):
-    with pytest.raises(ValueError, match="give|class"):
-        ZeroShotClassifier(small, classes).fit()
-
-
 def test_bad_input_is_refused_in_words(small, drawings):
     found = ZeroShotClassifier(small, NAMES).fit()
     rows = found.embed(drawings[0][:4])
@@ -239,29 +224,19 @@ def test_bad_input_is_refused_in_words(small, drawings):
     ):
         with pytest.raises(error, match=words):
             found.predict(bad)
-    with pytest.raises(ValueError, match="calibrate_risk"):
-        found.predict(rows, risk=0.1)
-    with pytest.raises(ValueError, match="4 images and 3 labels"):
-        found.fit(rows, NAMES)
-    with pytest.raises(ValueError, match="'plant flowers' is no class: did you mean plant flower"):
-        found.fit(rows, ["plant flowers"] * 4)
-    with pytest.raises(ValueError, match="belong together"):
-        found.fit(rows)
-    with pytest.raises(ValueError, match="two or more classes"):
-        FewShotClassifier(small).fit(rows, ["a"] * 4)
-    with pytest.raises(ValueError, match="no image of 'c'"):
-        FewShotClassifier(small, classes=["a", "b", "c"]).fit(rows, ["a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="'b' is no class.*text=False"):
-        FewShotClassifier(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="model=3"):
-        ZeroShotClassifier(3, NAMES).fit()
-
-
-def test_a_threshold_of_pictures_is_not_used_for_gaussians(small, drawings):
-    found = ZeroShotClassifier(small, NAMES).fit().calibrate_risk(drawings[0], drawings[1])
-    z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(drawings[0][:4])[:, :-2], 2, 1)))
-    with pytest.raises(ValueError, match="both"):
-        found.predict(z, risk=0.5)
+    few = FewShotClassifier
+    for use, words in (
+        (lambda: found.predict(rows, risk=0.1), "calibrate_risk"),
+        (lambda: found.fit(rows, NAMES), "4 images and 3 labels"),
+        (lambda: found.fit(rows, ["plant flowers"] * 4), "'plant flowers' is no class: did you mean plant flower"),
+        (lambda: found.fit(rows), "belong together"),
+        (lambda: few(small).fit(rows, ["a"] * 4), "two or more classes"),
+        (lambda: few(small, classes=["a", "b", "c"]).fit(rows, ["a", "a", "b", "b"]), "no image of 'c'"),
+        (lambda: few(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"]), "'b' is no class.*text=False"),
+        (lambda: ZeroShotClassifier(3, NAMES).fit(), "model=3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            use()
 
 
 def test_a_new_fit_forgets_the_calibration_of_risk(eyes):
@@ -292,6 +267,9 @@ def test_thresholds_are_of_the_confidence_that_refuses(small, drawings):
     np.testing.assert_allclose(found.risk_confidence_, found.confidence(drawings[0]), rtol=1e-6)
     assert (found.risk_confidence_ < found.predict_proba(drawings[0]).max(1) - 1e-6).any()
     assert found.risk_by_ == ("mean", "first")
+    z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(drawings[0][:4])[:, :-2], 2, 1)))
+    with pytest.raises(ValueError, match="both"):
+        found.predict(z, risk=0.5)
 
 
 def test_a_pickle_is_refused_by_another_model_of_its_name(drawings, tmp_path):
@@ -336,38 +314,22 @@ def test_a_classifier_with_an_embedder_is_pickled_with_its_weights(small, drawin
         assert copy.deepcopy(found).model is embedder
 
 
-NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("mean", "log_var", "error", "words"),
-    [
-        (torch.full((2, 8), NAN), torch.zeros(2, 8), ValueError, "2 of 2 rows, first in row 0"),
-        (torch.eye(2, 8), torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), ValueError, "1 of 2 rows, first in row 1"),
-        (torch.eye(2, 8), torch.full((2, 8), INF), ValueError, "2 of 2 rows"),
-        (torch.eye(2, 8) * -INF, torch.zeros(2, 8), ValueError, "2 of 2 rows"),
-        (torch.eye(2, 8), torch.zeros(3, 8), ValueError, "differ"),
-        (torch.eye(2, 8), torch.zeros(2, 5), ValueError, "differ"),
-        (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), ValueError, r"expected \(N, D\)"),
-        (torch.zeros(8), torch.zeros(8), ValueError, r"expected \(N, D\)"),
-        (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), TypeError, "float tensor"),
-        ([0], [0], TypeError, "want a tensor"),
-    ],
-)
-def test_gaussians_that_are_none_get_no_answer(eyes, mean, log_var, error, words):
+def test_gaussians_that_are_none_get_no_answer(eyes):
     found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
     few = FewShotClassifier(eyes, classes=found.classes)
-    z = Gaussian(mean, log_var)
-    for use in (
-        found.predict,
-        found.confidence,
-        lambda x: found.fit(x, [0, 1]),
-        lambda x: few.fit(x, [0, 1]),
-        lambda x: found.calibrate_risk(x, [0, 1]),
+    one = torch.eye(2, 8)
+    for mean, log_var, words in (
+        (one, torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), "1 of 2 rows, first in row 1"),
+        (one * -torch.inf, torch.zeros(2, 8), "2 of 2 rows"),
+        (one, torch.zeros(3, 8), "differ"),
+        (torch.zeros(8), torch.zeros(8), r"expected \(N, D\)"),
+        (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), "float tensor"),
     ):
-        with pytest.raises(error, match=words):
-            use(z)
-        found.fit()
+        fits = [lambda x: found.fit(x, [0, 1]), lambda x: few.fit(x, [0, 1])]
+        for use in (found.predict, found.confidence, lambda x: found.calibrate_risk(x, [0, 1]), *fits):
+            with pytest.raises((ValueError, TypeError), match=words):
+                use(Gaussian(mean, log_var))
+            found.fit()
 
 
 def test_a_diverged_model_gives_no_answer(small, drawings):
@@ -397,6 +359,9 @@ def test_labels_of_another_type_do_not_calibrate(eyes):
 
 
 def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(small):
+    for classes in ("cat", ["cat"], None, ["cat", "cat"], {"a": 3, "b": "b"}, {"a": [], "b": "b"}):
+        with pytest.raises(ValueError, match="give|class"):
+            ZeroShotClassifier(small, classes).fit()
     for labels in ({("a", 1): "a", ("b", 2): "b"}, {0: "a", "1": "b"}, {NAN: "a", 1.0: "b"}, {None: "a", "b": "b"}):
         with pytest.raises(ValueError, match="all texts or all numbers"):
             ZeroShotClassifier(small, labels).fit()
@@ -406,34 +371,10 @@ def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(sm
     assert torch.equal(called.texts_.mean, listed.texts_.mean)
 
 
-def test_one_shot_of_each_class_has_the_densities_by_the_dimension():
-    """No shot is left to weigh them by: softmax of log densities / D."""
-    x = np.random.default_rng(0).normal(size=(3, 12))
-    found = FewShotClassifier().fit(x, ["a", "b", "c"])
-    asked = np.random.default_rng(1).normal(size=(20, 12))
-    np.testing.assert_allclose(found.predict_proba(asked), softmax(found.discriminant_.logits(asked) / 12, 1))
-
-
-def test_rows_of_features_come_back_as_what_was_embedded():
-    z = Gaussian(*torch.randn(2, 4, 5))
-    shown = Shown(z, {"mean": torch.arange(4.0), "first": -torch.arange(4.0)})
-    again = from_array(to_array(shown), 5, True)
-    assert torch.equal(again.z.mean, z.mean) and torch.equal(again.z.log_var, z.log_var)
-    assert list(again.novelty) == ["mean", "first"]
-    assert all(torch.equal(again.novelty[end], shown.novelty[end]) for end in shown.novelty)
-    points = from_array(z.mean.numpy(), 5, False)
-    assert torch.equal(points.z.mean, z.mean) and points.z.log_var.isneginf().all() and points.novelty == {}
-
-
 def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, caplog):
     pictures, labels = drawings[0][:60], np.array(drawings[1][:60])
     mixed = np.random.default_rng(0).permutation(labels)
-    z = Gaussian(
-        *(
-            x.detach()
-            for x in small.encode_image(torch.stack([small.preprocess(prolip.open_image(one)) for one in pictures]))
-        )
-    )
+    z = small.embed_images(pictures)
     for _ in range(2):
         warn_once.cache_clear() if not caplog.messages else None
         ZeroShotClassifier(small, NAMES).fit(z, mixed)

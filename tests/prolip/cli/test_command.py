@@ -17,30 +17,20 @@ def array(monkeypatch):
     return be
 
 
-def test_a_part_is_counted_from_0():
-    assert part_of(None) == part_of("0/1") == (0, 1) and part_of("2/8") == (2, 8)
-
-
 @pytest.mark.parametrize("text", ["8/8", "x", "array", "1", "-1/2", "1/2/3"])
 def test_a_wrong_part_says_what_to_give(text):
     with pytest.raises(ValueError, match="--part .* give I/N with I from 0"):
         part_of(text)
 
 
-@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (3, 5)], ids=str)
+@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (4,)], ids=str)
 def test_the_tasks_of_an_array_take_all_parts_whatever_their_numbers(array, numbers):
+    assert part_of(None) == part_of("0/1") == part_of("slurm") == (0, 1) and part_of("2/8") == (2, 8)
     parts = []
     for task in numbers:
         array(numbers, task)
         parts.append(part_of("slurm"))
     assert parts == [(i, len(numbers)) for i in range(len(numbers))]
-
-
-def test_without_an_array_and_in_one_of_one_task_all_is_one_part(array, monkeypatch):
-    monkeypatch.delenv("SLURM_ARRAY_TASK_COUNT", raising=False)
-    assert part_of("slurm") == (0, 1)
-    array((4,), 4)
-    assert part_of("slurm") == (0, 1)
 
 
 @pytest.mark.parametrize("numbers, task", [((0, 3, 7), 0), ((0, 3, 7), 3), ((0, 1, 5, 6), 1)])

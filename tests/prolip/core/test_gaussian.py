@@ -2,21 +2,15 @@
 
 import copy
 import math
-import operator
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from random_gaussians import gaussian
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from prolip.gaussian import Gaussian, concatenate, mixture
-
-
-def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Gaussian:
-    generator = torch.Generator().manual_seed(seed)
-    mean, log_var = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    return Gaussian(mean.to(dtype), (log_var - 1).to(dtype))
 
 
 def test_trace_is_the_sum_of_the_variances_and_of_the_covariance_of_samples():
@@ -72,14 +66,6 @@ def test_mixture_is_the_weighted_average_of_means_and_variances(lead):
     torch.testing.assert_close(uniform.var, z.var.mean(-2))
 
 
-def test_mixture_brings_the_mean_back_to_unit_length_unless_told_not_to():
-    z = gaussian(3, 5, 4)
-    unit, plain = mixture(z), mixture(z, normalise=False)
-    torch.testing.assert_close(unit.mean.norm(dim=-1), torch.ones(3, dtype=torch.float64))
-    torch.testing.assert_close(unit.mean, plain.mean / plain.mean.norm(dim=-1, keepdim=True))
-    assert torch.equal(unit.log_var, plain.log_var)
-
-
 def test_the_mixture_of_points_is_a_point():
     """Models without variances have log_var = -inf: classes of theirs are points too."""
     points = Gaussian(torch.randn(2, 3, 4), torch.full((2, 3, 4), -torch.inf))
@@ -123,18 +109,12 @@ def test_mixture_refuses_no_prompts_and_weights_of_another_shape():
         mixture(gaussian(3, 0, 4))
     with pytest.raises(ValueError, match=r"N >= 1, got \(4,\)"):
         mixture(gaussian(4))
-    with pytest.raises(ValueError, match=r"weights \(5,\) do not fit prompts \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"weights, a Tensor \(5,\) .*, do not fit prompts \(2, 5\)"):
         mixture(gaussian(2, 5, 4), torch.full((5,), 0.2))
     for weights in ([1.5, -0.5], [2.0, 1.0], [0.5, 0.4], [float("nan"), 1.0]):
         with pytest.raises(ValueError, match="negative or do not sum to one"):
             mixture(gaussian(2, 4), torch.tensor(weights))
     assert mixture(gaussian(1000, 4), torch.full((1000,), 1e-3).half()).mean.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_samples_have_the_dtype_of_the_mean(dtype):
-    assert Gaussian(torch.zeros(2, 3, dtype=dtype), torch.zeros(2, 3)).sample(4).dtype == dtype
-    assert Gaussian(torch.zeros(2, 3, dtype=dtype), torch.zeros(2, 3).double()).sample(4).dtype == dtype
 
 
 # --- a tuple for all that takes tuples apart, and for nothing else ----------------------------------------------------
@@ -145,90 +125,6 @@ OLD_PICKLES = (
     b"\x80\x05\x956\x00\x00\x00\x00\x00\x00\x00\x8c\x0fprolip.gaussian\x94\x8c\x08Gaussian\x94\x93\x94G?\xf0\x00\x00\x00"
     b"\x00\x00\x00G@\x00\x00\x00\x00\x00\x00\x00\x86\x94\x81\x94.",
 )
-BINARY = [
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.floordiv,
-    operator.mod,
-    operator.pow,
-    operator.matmul,
-    operator.and_,
-    operator.or_,
-    operator.xor,
-]
-COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-INPLACE = [operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.imatmul]
-
-
-def others():
-    z = gaussian(3, 4)
-    return {
-        "Gaussian": z,
-        "int": 2,
-        "float": 0.5,
-        "tensor": torch.tensor(2),
-        "mean": z.mean,
-        "array": np.ones((3, 4)),
-        "tuple": (z.mean, z.log_var),
-        "number": np.float64(2),
-    }
-
-
-@pytest.mark.parametrize("other", others())
-@pytest.mark.parametrize("apply", [*BINARY, *INPLACE], ids=lambda f: f.__name__)
-def test_operators_are_refused_from_both_sides_and_a_tuples_own_with_what_to_write(apply, other):
-    z, other = gaussian(3, 4), others()[other]
-    of_tuples = apply in (operator.add, operator.mul, operator.iadd, operator.imul)
-    said = r"a Gaussian has no operator [+*]: .*prolip.gaussian" if of_tuples else "Gaussian|tuple"
-    with pytest.raises(TypeError, match=said):
-        apply(z, other)
-    if apply in INPLACE and isinstance(other, np.ndarray):
-        return  # an array takes its operand apart before it asks
-    with pytest.raises(TypeError, match=said):
-        apply(other, z)
-
-
-@pytest.mark.parametrize("apply", COMPARISONS, ids=lambda f: f.__name__)
-def test_comparisons_are_refused_but_for_what_is_no_gaussian_at_all(apply):
-    z = gaussian(3, 4)
-    for other in (z, gaussian(3, 4, seed=1), tuple(z), z.mean):
-        with pytest.raises(TypeError, match="no operator .*torch.equal.*prolip.measures.csd_distance"):
-            apply(z, other)
-    assert (z == None, z != None, z == "z", z in [z]) == (False, True, False, True)  # noqa: E711
-    for call in (lambda: z.mean in z, lambda: sum([z, z])):
-        with pytest.raises(TypeError, match="a Gaussian has no operator .*: "):
-            call()
-    for call in (lambda: -z, lambda: +z, lambda: abs(z), lambda: ~z):
-        with pytest.raises(TypeError, match="Gaussian"):
-            call()
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        slice(2),
-        slice(None),
-        None,
-        ...,
-        True,
-        torch.tensor(0),
-        torch.tensor([True, False]),
-        np.int64(0),
-        [0],
-        (0, 1),
-        "mean",
-        0.0,
-    ],
-)
-def test_only_the_two_tensors_are_indexed(index):
-    z = gaussian(2, 4)
-    with pytest.raises(TypeError, match=r"indexed by 0 \(mean\) and 1 \(log_var\) alone: take rows with z.select"):
-        z[index]
-    with pytest.raises(IndexError, match=r"z.select\(rows\)"):
-        z[2]
-    assert z[0] is z[-2] is z.mean and z[1] is z[-1] is z.log_var
 
 
 @pytest.mark.parametrize(
@@ -248,17 +144,21 @@ def test_what_tensors_have_is_refused_with_where_it_is(call, remedy):
     assert not hasattr(gaussian(3, 4), "norm") and getattr(gaussian(3, 4), "shape", None) is None
 
 
-def test_what_takes_a_tuple_apart_takes_a_gaussian_apart():
-    z = gaussian(3, 4)
+def test_operators_comparisons_and_rows_of_a_tuple_are_refused_with_what_to_write():
+    z, other = gaussian(3, 4), gaussian(3, 4, seed=1)
+    for call in (lambda: z * 2, lambda: 2 * z, lambda: z + other, lambda: z.mean * z, lambda: sum([z, other])):
+        with pytest.raises(TypeError, match=r"a Gaussian has no operator [+*]: .*prolip.gaussian"):
+            call()
+    for call in (lambda: z == other, lambda: z < z.mean, lambda: z != tuple(z), lambda: z.mean in z):
+        with pytest.raises(TypeError, match="no operator .*torch.equal.*prolip.measures.csd_distance"):
+            call()
+    for index in (slice(2), None, True, torch.tensor(0), np.int64(0), "mean"):
+        with pytest.raises(TypeError, match=r"indexed by 0 \(mean\) and 1 \(log_var\) alone: take rows with z.select"):
+            z[index]
+    with pytest.raises(TypeError, match="one array"):
+        np.asarray(z)
     mean, log_var = z
-    assert mean is z.mean and log_var is z.log_var and len(z) == 2 and list(z)[1] is log_var and isinstance(z, tuple)
-    assert {**z._asdict()}.keys() == {"mean", "log_var"} and z._replace(mean=log_var).mean is log_var
-    assert Gaussian._make([mean, log_var]).mean is mean and hash(z) == hash(tuple(z)) and bool(z)
-    match z:
-        case (first, second):
-            assert first is mean and second is log_var
-    assert "Gaussian(mean=tensor" in repr(z)
-    torch.testing.assert_close(z, Gaussian(mean.clone(), log_var.clone()))
+    assert z[0] is mean is z[-2] and z[1] is log_var and len(z) == 2 and (z == None) is False  # noqa: E711
 
 
 @pytest.mark.parametrize("old", OLD_PICKLES)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import commits_curate as make
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +21,8 @@ from prolip.cli.main import main as prolip_command
 from prolip.curate.report import write_page
 from prolip.curate.rules import Expression
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import claimed, made, read_table, read_words, stamp, table_path
-from prolip.curate.write import Plan, begin
-from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.curate.tables import claimed, made, read_table, stamp, table_path
+from prolip.data.reading.tar import read_shard
 from prolip.utils import outputs
 from signed import SIGNED, files_with_secrets, serving
 
@@ -68,7 +64,6 @@ def exchange(path: Path, same_time: bool = False) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-# --- shards that change -----------------------------------------------------------------------------------------------
 def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path, capsys):
     urls = sorted(map(str, (tmp_path / "shards").iterdir()))
     assert make.score_all(urls, scored) == [] and main(["select", str(scored)]) == 0
@@ -108,15 +103,6 @@ def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_pa
     assert "SECRET" not in str([read_table(path).note for path in (out / "scores").glob("*.parquet")])
 
 
-def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
-    make.three_shards(tmp_path / "shards")
-    monkeypatch.chdir(tmp_path / "shards")
-    make.score_all(["0.tar", "./1.tar", "file:2.tar"], tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
-    assert make.choose(tmp_path / "out")["kept"] == 12 and make.write_all(tmp_path / "out", tmp_path / "kept") == 12
-    assert make.score_all([f"{tmp_path}/shards/{n}.tar" for n in range(3)], tmp_path / "out") == []
-
-
 def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
     (tmp_path / "shards/2.tar").unlink()
     assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", scored)
@@ -136,16 +122,6 @@ def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
 
 
-def test_new_shards_of_other_content_are_not_mixed(scored, tmp_path, capsys):
-    assert main(["select", str(scored)]) == 0 and make.write_all(scored, tmp_path / "kept", 3) == 12
-    exchange(tmp_path / "shards/2.tar")
-    make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert main(["select", str(scored)]) == 0
-    assert "holds shards of another selection: give another --output" in fails(
-        capsys, "write", scored, "--output", tmp_path / "kept", "--shard-samples", 3
-    )
-
-
 def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
     assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
     assert (scored / "report.html").read_text().count("data:image/webp") == 12
@@ -154,7 +130,6 @@ def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
     assert (scored / "report.html").read_text().count("data:image/webp") == 8
 
 
-# --- selections -------------------------------------------------------------------------------------------------------
 def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
     shutil.copytree(scored / "selection", tmp_path / "former")
@@ -169,7 +144,7 @@ def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
 def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
     assert main(["select", str(scored)]) == 0
     whole = (scored / name).read_text()
-    damaged = ["{}", "", "[1]", "null", '{"choice": {}}', "{" * 9999, "\0", whole[:-9], whole.replace("1", "2", 1)]
+    damaged = ["{}", "[1]", whole[:-9], whole.replace("1", "2", 1)]
     for text in damaged:
         (scored / name).write_text(text)
         for words in (["write", "--output", tmp_path / "kept"], ["report"]):
@@ -179,14 +154,6 @@ def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
     assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
 
 
-def test_a_folder_of_others_is_not_replaced(scored, capsys):
-    (scored / "selection").mkdir()
-    (scored / "selection/thesis\n.tex").write_text("years")
-    assert r"holds thesis\n.tex, which is no selection's" in fails(capsys, "select", scored)
-    assert (scored / "selection/thesis\n.tex").read_text() == "years"
-
-
-# --- damaged tables ---------------------------------------------------------------------------------------------------
 def damages(path: Path) -> dict[str, bytes]:
     whole = path.read_bytes()
     other = pa.BufferOutputStream()
@@ -195,14 +162,12 @@ def damages(path: Path) -> dict[str, bytes]:
     pq.write_table(pa.table({"x": [1]}), stranger)
     return {
         "cut": whole[: len(whole) // 2],
-        "empty": b"",
         "schema": other.getvalue().to_pybytes(),
         "foreign": stranger.getvalue().to_pybytes(),
-        "foot": whole[:-40] + bytes(40),
     }
 
 
-@pytest.mark.parametrize("kind", ["cut", "empty", "schema", "foreign", "foot"])
+@pytest.mark.parametrize("kind", ["cut", "schema", "foreign"])
 def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind):
     path = table_path(scored / "scores", 1)
     whole = path.read_bytes()
@@ -216,46 +181,6 @@ def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind)
     assert "000001.parquet" in fails(capsys, "write", scored, "--output", tmp_path / "kept")
 
 
-def test_flipped_bits_of_a_page_are_seen(scored, capsys):
-    path = table_path(scored / "scores", 1)
-    data, part = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(1)
-    data[part.dictionary_page_offset + part.total_compressed_size - 3] ^= 1  # in the last page of the keys
-    path.write_bytes(data)
-    assert "000001.parquet is damaged" in fails(capsys, "select", scored, "--copies", "1")
-
-
-def test_scores_of_before_are_refused_by_name(scored, tmp_path, capsys):
-    path = table_path(scored / "scores", 0)
-    pq.write_table(pq.read_table(path).replace_schema_metadata({b"prolip": json.dumps({"shard": "0.tar"})}), path)
-    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*another --output, or delete it"):
-        make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert "000000.parquet is of an earlier version" in fails(capsys, "select", scored)
-    (scored / "scores/manifest.json").unlink()
-    assert "with a new --output" in fails(capsys, "select", scored)
-
-
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, capsys):
-    words = [str(scored)]
-    assert main(["select", *words]) == 0 and main(["report", *words]) == 0
-    files = {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
-    try:
-        for command in (
-            ["select", *words, "--yes", "--drop", RULE],
-            ["report", *words],
-            ["write", *words, "--output", tmp_path / "kept"],
-        ):
-            assert "File too large" in fails(capsys, *command)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert files == {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["plan.json"]  # which is small enough
-
-
-# --- shards that lack something ---------------------------------------------------------------------------------------
 LACKING = {
     "broken": [(f"{row}.{suffix}", b"x") for row in range(2) for suffix in ("png", "txt")],
     "empty": [],
@@ -263,8 +188,7 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("kind", LACKING)
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("kind", "place"), [("broken", 0), ("empty", 1), ("no text", 1)])
 def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, place):
     good = make.write_tar(tmp_path / "good.tar", [x for row in range(4) for x in make.sample(f"{row}", row)])
     urls = [good]
@@ -279,7 +203,7 @@ def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, p
     assert place or main(["report", f"{tmp_path}/out"]) == 0
 
 
-@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.parametrize("kind", ["broken", "empty"])
 def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, capsys, kind):
     make.score_all([make.write_tar(tmp_path / "bad.tar", LACKING[kind])], tmp_path / "out")
     words = [str(tmp_path / "out")]
@@ -339,28 +263,6 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
     for key, raw in want.items():
         assert raw.keys() == {"__url__", "png", "txt", "", "_x", "json"}
         assert found[key] == raw | {"__url__": f"{out}/kept/000000.tar"}
-    out.rename(tmp_path / "out")
-    words = [str(tmp_path / "out")]
-    assert main(["select", *words]) == 0
-    assert r"sample 'a\nb' has the uid '\\ud800'" in fails(capsys, "select", *words, "--subset", tmp_path / "uids.npy")
-    shard.write_bytes(shard.read_bytes() + bytes(10240))
-    with pytest.raises(ValueError, match=r"\\n\.tar has changed since it was scored"):
-        make.choose(tmp_path / "out")
-
-
-# --- rules ------------------------------------------------------------------------------------------------------------
-def test_forty_rules_are_counted_each(scored, tmp_path):
-    rules = [f"r{n}: cosine < quantile(cosine, {n / 80})" for n in range(60)]
-    words = [word for rule in rules for word in ("--drop", rule)]
-    assert main(["select", str(scored), "--yes", *words]) == 0
-    summary = read_words(scored / "selection/selection.json", "")
-    values = np.concatenate([column(scored, n, "cosine") for n in range(3)]).astype(np.float32)
-    want = {f"r{n}": int((values < np.quantile(values, n / 80)).sum()) for n in range(60)}
-    assert {name: summary["dropped"][name] for name in want} == want
-    reasons = [pq.read_table(table_path(scored / "selection", n))["reasons"].to_numpy() for n in range(3)]
-    assert (np.concatenate(reasons) >> np.uint64(63)).sum() == want["r59"] > 0
-    assert main(["report", str(scored), "--top", "2"]) == 0
-    assert "Dropped: r59" in (scored / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -369,9 +271,7 @@ def test_forty_rules_are_counted_each(scored, tmp_path):
         (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reason of its own"),
         ([x for n in range(61) for x in ("--drop", f"r{n}: cosine < 0")], "at most 60 rules"),
         (["--drop", "x: " + " + ".join(["cosine"] * 2000) + " < 0"], "more than 100 nested operations"),
-        (["--drop", "x: " + "not " * 1500 + "cosine < 0"], "more than 100 nested operations"),
-        (["--drop", "x: cosine < " + "9" * 401], "is not understood"),
-        (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "wants quantile(COLUMN, SHARE)"),
+        (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "is not understood"),
         (["--drop", "x: " + "(" * 5000], "is no rule"),
         (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
     ],
@@ -381,32 +281,6 @@ def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     assert said in error and len(error) < 600
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "x: cosine < 10 ** 400",
-        "x: cosine > (-8) ** 0.5",
-        "x: cosine < 1 / 0",
-        "x: cosine < -10 ** 10 ** 10",
-        "x: " + " or ".join(["cosine < 1"] * 1000),
-        "x: " + "not " * 97 + "cosine < 0",
-    ],
-)
-def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
-    assert main(["select", str(scored), "--yes", "--drop", rule]) == 0
-
-
-def test_the_subset_file_is_where_it_says(tmp_path, capsys):
-    uids = [f"{n:032x}" for n in range(4)]
-    members = [x for n, uid in enumerate(uids) for x in make.sample(str(n), n, json=json.dumps({"uid": uid}).encode())]
-    make.score_all([make.write_tar(tmp_path / "0.tar", members)], tmp_path / "out")
-    place = tmp_path / "new/subset"
-    assert main(["select", f"{tmp_path}/out", "--subset", str(place)]) == 0
-    assert f"4 uids in {place}" in capsys.readouterr().out and len(np.load(place)) == 4
-    assert os.listdir(place.parent) == ["subset"]
-
-
-# --- many processes ---------------------------------------------------------------------------------------------------
 def together(count: int, work, *arguments: object) -> None:
     """Processes that begin at one moment; all of them end well."""
     gate = FORK.Barrier(count)
@@ -443,19 +317,6 @@ def test_any_set_of_processes_does_each_part_once(tmp_path):
     assert (tmp_path / "3").read_text() == "x"
 
 
-def test_processes_begin_at_different_parts_and_do_all(tmp_path):
-    orders = [[*made(dict.fromkeys(range(50)), lambda n: tmp_path / str(n), lambda n: n)] for _ in range(20)]
-    assert len({order[0] for order in orders}) > 5 and all(sorted(order) == list(range(50)) for order in orders)
-    assert [*made({}, lambda n: tmp_path, lambda n: n)] == []
-
-
-def test_without_locks_everyone_may_and_the_bytes_are_the_same(tmp_path, scored, monkeypatch):
-    monkeypatch.setattr(outputs.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
-    together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
-    for path in (scored / "scores").iterdir():
-        assert (tmp_path / "many/scores" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
     def die(number: int) -> None:
         claimed(tmp_path / "0", None).__enter__()
@@ -469,24 +330,15 @@ def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
     assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(40))
 
 
-def _begin(number: int, out: Path, shards: Path) -> None:
-    begin(Plan(out, 3, ShardReader()), shards)
-    make.write_tar(shards / "000000.tar", [])
-
-
-def test_simultaneous_starts_agree_on_one_plan(scored, tmp_path):
-    make.choose(scored)
-    together(24, _begin, scored, tmp_path / "kept")
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000000.tar", "plan.json"]
-    assert read_words(tmp_path / "kept/plan.json", "")["written"] == 12
-
-
 def _score(number: int, urls: list[str], out: Path) -> None:
     scorer = make.scorer(urls, out)
     assert len([*made(scorer.missing(range(len(urls))), scorer.path, scorer.score)]) <= len(urls)
 
 
-def test_a_loop_and_many_processes_write_the_same_bytes(scored, tmp_path):
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_loop_and_many_processes_write_the_same_bytes(scored, tmp_path, monkeypatch, locks):
+    if not locks:
+        monkeypatch.setattr(outputs.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
     together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
     names = sorted(path.name for path in (tmp_path / "many/scores").iterdir())
     assert names == sorted(path.name for path in (scored / "scores").iterdir())

@@ -40,15 +40,13 @@ def write_coco(folder):
     return f"coco:{folder}/coco.json,{folder}/photos"
 
 
-@pytest.mark.parametrize("kind", ["csv", "bytes", "coco"])
+@pytest.mark.parametrize("kind", ["csv", "coco"])
 def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
     made["coco"] = write_coco(tmp_path / "d")
     run("curate", "score", "--data", made[kind], "--model", model, "--output", out)
     found = cosines(out)
     assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
-    run("curate", "score", "--data", made["shards"], "--model", model, "--output", tmp_path / "shards")
-    assert found["cosine"][:6] == pytest.approx(cosines(tmp_path / "shards")["cosine"], abs=1e-5)
     run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)", "--yes")
     run("curate", "write", out, "--output", tmp_path / "kept", "--processes", 0)
     kept = list(open_dataset(f"shards:{tmp_path}/kept").samples())
@@ -57,29 +55,3 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     run("curate", "report", out)
     assert (out / "report.html").stat().st_size > 10_000
     assert Thumbnails().data(scored_table(out).item(5)) == own_data.image(5)
-
-
-def test_class_folders_are_scored_by_their_names(model, tmp_path):
-    made = own_data.write(tmp_path / "d")
-    run("curate", "score", "--data", made["classes"], "--model", model, "--output", tmp_path / "out")
-    assert set(cosines(tmp_path / "out")["caption"]) == set(own_data.CLASSES)
-
-
-def test_a_table_that_changed_is_scored_again(model, tmp_path, capsys):
-    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    own_data.write_csv(tmp_path / "d/own.csv", own_data.records()[:7])
-    with pytest.raises(SystemExit):
-        run("curate", "select", out)
-    assert "own.csv has changed since it was scored" in capsys.readouterr().err
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    assert len(cosines(out)["caption"]) == 7
-
-
-def test_shards_are_not_written_beside_scores(model, tmp_path, capsys):
-    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
-    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
-    run("curate", "select", out)
-    with pytest.raises(SystemExit):
-        run("curate", "write", out, "--output", out)
-    assert "holds tables of scores" in capsys.readouterr().err and not list(out.glob("*.tar"))

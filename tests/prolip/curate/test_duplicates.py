@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from prolip.curate import select
+from prolip.curate.score import signatures
 from prolip.curate.select import duplicates_of, radius_of
-from prolip.curate.signals import PairSignals
 from prolip.curate.tables import BITS
 
 
@@ -73,14 +72,13 @@ def test_cells_find_what_all_pairs_do(monkeypatch, size):
 
 
 def test_bits_differ_as_the_angle_says():
-    figures = PairSignals(SimpleNamespace(tokenizer=lambda texts: torch.zeros(1, 4)))
     generator = torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(2000, 64, generator=generator), dim=1)
     for cosine in (0.99, 0.9, 0.5):
         other = torch.randn(2000, 64, generator=generator)
         other = torch.nn.functional.normalize(other - (other * a).sum(1, keepdim=True) * a, dim=1)
         b = cosine * a + math.sqrt(1 - cosine**2) * other
-        pairs = [np.frombuffer(b"".join(figures.signatures(x).to_pylist()), np.uint8).reshape(2000, -1) for x in (a, b)]
+        pairs = [np.frombuffer(b"".join(signatures(x).to_pylist()), np.uint8).reshape(2000, -1) for x in (a, b)]
         differ = (np.unpackbits(pairs[0], axis=1) != np.unpackbits(pairs[1], axis=1)).sum(1)
         assert differ.mean() == pytest.approx(BITS * math.acos(cosine) / math.pi, rel=0.03)
         assert radius_of(cosine) == math.floor(BITS * math.acos(cosine) / math.pi)

@@ -18,7 +18,7 @@ from PIL import Image
 import prolip
 from prolip.data import images
 from prolip.data.faults import SampleFault
-from prolip.data.images import decode_image, decode_jpeg, decode_pixels, jpeg_size
+from prolip.data.images import decode_image, decode_pixels, jpeg_size
 
 
 def drawing(width=96, height=80):
@@ -84,19 +84,6 @@ def test_oversized_jpegs_are_refused_before_they_are_decoded(monkeypatch):
     monkeypatch.setattr(images.simplejpeg, "decode_jpeg", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SampleFault, match="oversized image: 96 x 80 pixels"):
         decode_pixels(JPEGS["4:2:0"])
-
-
-@pytest.mark.parametrize("factor", [2, 4, 8])
-@pytest.mark.parametrize("width, height", [(96, 80), (101, 55), (64, 15)])
-def test_scaled_decoding_averages_squares_of_pixels(factor, width, height):
-    smooth = drawing(5, 4).resize((width, height), Image.Resampling.BICUBIC)
-    data = saved(smooth, quality=95, subsampling=0)
-    small = decode_jpeg(data, height, width, factor)
-    assert small.shape == (-(-height // factor), -(-width // factor), 3)
-    rows, columns = height // factor, width // factor  # whole squares
-    full = np.asarray(decode_image(data))[: rows * factor, : columns * factor].astype(float)
-    averages = full.reshape(rows, factor, columns, factor, 3).mean((1, 3))
-    assert np.abs(small[:rows, :columns] - averages).mean() < 2.5
 
 
 # --- open_image -------------------------------------------------------------------------------------------------------

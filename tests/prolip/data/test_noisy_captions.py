@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from tiny_loaders import build, epoch, gathered, same, write_csv
+from tiny_loaders import build, epoch, gathered, same
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
 from prolip.data import noisy_captions as noises
@@ -185,19 +185,6 @@ def test_equal_keys_of_several_shards_are_several_samples(tmp_path):
     assert len({swap.slot.owner for swap in loader.noise.swaps}) == 8
 
 
-def test_a_csv_is_shuffled_by_its_rows(tmp_path):
-    settings = {"batch_size": 10, "caption_sampling": "txt,name", "known_matches": True, "transform": plain}
-    loader = build(write_csv(tmp_path, 10), noise_ratio=0.4, **settings)
-    assert str(loader.noise) == "8 of 20 associations (40.0%) shuffled, 8 changed text"
-    given = {(swap.slot.owner[1], swap.slot.field): swap.source.text for swap in loader.noise.swaps}
-    (batch,) = epoch(loader)
-    for key, ids in zip(batch["key"], batch["caption_ids"]):
-        number = int(key.rpartition("/")[2].removesuffix(".png"))
-        texts = {given.get((key, "txt"), f"caption {number}"), given.get((key, "name"), f"name {number}")}
-        assert set(ids.tolist()) == {caption_id(text) for text in texts}
-    assert same(epoch(loader)[0], batch)  # rows are not changed in their place
-
-
 def test_a_run_goes_on_with_its_noise(folder):
     settings = {"batch_size": 4, "workers": 2, "caption_sampling": FIELDS, "noise_ratio": 0.5}
     loader = build(folder, **settings)
@@ -228,13 +215,6 @@ def test_what_is_looked_at_when_training_ends_has_the_same_captions(folder):
     for given in (None, noise):
         found = {one.key: set(one.chances) for one in captioned_samples(config, plain, 12, noise=given)}
         assert found == {key: {text for texts in fields.values() for text in texts} for key, fields in wanted.items()}
-
-
-def test_samples_that_cannot_be_used_have_no_part_in_it(tmp_path):
-    rows = [(f"g{i}", members(i)) for i in range(6)]
-    write_tar(tmp_path / "a.tar", [*rows, ("no_image", {"txt": b"x"}), ("no_text", {"png": png()})])
-    noise = build(tmp_path, noise_ratio=1.0, max_bad_fraction=0.5).noise
-    assert noise.slots == 6 and {swap.slot.owner[1] for swap in noise.swaps} == {key for key, _ in rows}
 
 
 def test_a_caption_that_is_another_now_is_a_fault(folder):

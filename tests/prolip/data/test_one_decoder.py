@@ -133,13 +133,3 @@ def test_nothing_else_in_the_code_opens_images():
     ]
     found = [path for path in near if any(map(opens_files, ast.walk(ast.parse(texts[path]))))]
     assert found == [SOURCE / "prolip" / "data" / "images.py"]
-
-
-def test_of_several_images_of_a_sample_every_door_takes_the_same(tmp_path):
-    red, blue = (io.BytesIO(), io.BytesIO())
-    Image.new("RGB", (40, 40), (250, 0, 0)).save(red, "JPEG")
-    Image.new("RGB", (40, 40), (0, 0, 250)).save(blue, "WEBP")
-    members = (("jpg", red.getvalue()), ("webp", blue.getvalue()))
-    for order in (members, members[::-1]):
-        for images in evaluation_and_benchmark(wds_folder(tmp_path, [("a", dict(order))])):
-            assert [np.asarray(image)[0, 0].argmax() for image in images] == [0]

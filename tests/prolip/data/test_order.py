@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -193,14 +192,6 @@ def test_a_stream_stopped_anywhere_goes_on_with_the_same_rows(tmp_path, stream, 
             cursor = Cursor()
             assert len(read(source, stop, place, cursor=cursor)) == stop
             assert read(source, 70 - stop, place, cursor=resumed(cursor)) == whole[stop:], (kind, stop)
-
-
-def test_a_stream_may_be_stopped_again_and_again(tmp_path):
-    source, found, cursor, rng = sources(tmp_path)["shards"], [], Cursor(), random.Random(1)
-    while len(found) < 60:
-        cursor = resumed(cursor)
-        found += read(source, rng.randint(1, 6), cursor=cursor)
-    assert found[:60] == read(source, 60)
 
 
 def test_only_shards_with_samples_in_the_buffer_are_opened_again(tmp_path, monkeypatch):

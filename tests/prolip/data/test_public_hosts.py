@@ -11,15 +11,12 @@ import pytest
 import torch
 from faulty_servers import FaultyServer
 from PIL import Image
-from tiny_loaders import read_csv
 
 import prolip
 from prolip.cli.command import parser_of
 from prolip.cli.curate import reader
 from prolip.cli.main import find
-from prolip.data.faults import SampleFault
 from prolip.data.reading import remote as hosts
-from prolip.data.reading.tables import TableColumns
 from prolip.gaussian import Gaussian
 from prolip.search.query import embed, read_queries
 
@@ -106,11 +103,3 @@ def test_shards_that_tables_of_scores_name_are_public_unless_others_are_allowed(
         parse = parser_of(command).parse_strictly
         assert reader(parse(rest)).policy.public_only
         assert not reader(parse([*rest, "--allow-private-hosts"])).policy.public_only
-
-
-def test_an_address_in_a_cell_of_a_csv_is_a_missing_file(server, tmp_path):
-    (tmp_path / "a.csv").write_text(f"filepath,title\n{server.url('ok', 'a.png')},red\n")
-    rows = read_csv(str(tmp_path / "a.csv"), TableColumns("filepath", "title"), ",")
-    with pytest.raises(SampleFault, match="missing image"):
-        rows(0)
-    assert not server.seen

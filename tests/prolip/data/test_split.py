@@ -9,7 +9,7 @@ from tiny_tars import members, png, write_tar
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.reading.tar import ShardReader
-from prolip.data.split import Split, held_out, parse_split
+from prolip.data.split import Split, parse_split
 
 HELD, REST = Split(0.3), Split(0.3, "rest")
 
@@ -18,9 +18,10 @@ def test_bytes_and_the_file_that_holds_them_are_on_one_side(tmp_path):
     sides = []
     for number in range(200):
         (tmp_path / "a.png").write_bytes(png(number))
-        sides.append(held_out(png(number), 0.3))
-        assert held_out(tmp_path / "a.png", 0.3) == held_out(str(tmp_path / "a.png"), 0.3) == sides[-1]
-        assert not sides[-1] or held_out(png(number), 0.5)  # a larger share holds out more of them, and none fewer
+        sides.append(HELD.takes(png(number)))
+        assert HELD.takes(tmp_path / "a.png") == HELD.takes(str(tmp_path / "a.png")) == sides[-1]
+        assert sides[-1] != REST.takes(png(number))
+        assert not sides[-1] or Split(0.5).takes(png(number))  # a larger share holds out more of them, and none fewer
     assert 40 <= sum(sides) <= 80
 
 
@@ -33,7 +34,7 @@ def test_a_number_is_a_share_and_a_word_a_split():
 
 def test_a_copy_under_another_name_stays_on_its_side_in_every_kind_of_source(tmp_path):
     every = [png(number) for number in range(40)]
-    held = {data for data in every if held_out(data, 0.3)}
+    held = {data for data in every if HELD.takes(data)}
     for number, data in enumerate(every * 2):
         (tmp_path / "folder" / "cats").mkdir(parents=True, exist_ok=True)
         (tmp_path / "folder" / "cats" / f"{number}.png").write_bytes(data)
@@ -54,7 +55,7 @@ def test_training_takes_the_rest_of_rows_and_of_shards(tmp_path):
     (tmp_path / "a.csv").write_text("image,caption\n" + "".join(f"{n}.png,c{n}\n" for n in range(40)))
     for number in range(40):
         (tmp_path / f"{number}.png").write_bytes(png(number))
-    rest = {number for number in range(40) if not held_out(png(number), 0.3)}
+    rest = {number for number in range(40) if not HELD.takes(png(number))}
     loader = build(tmp_path / "a.csv", split=0.3)
     assert loader.dataset_samples == len(rest)
     keys = {key.rpartition("/")[2].removesuffix(".png") for batch in epoch(loader) for key in batch["key"]}

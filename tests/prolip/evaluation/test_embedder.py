@@ -1,7 +1,7 @@
 """Embedders: our models and OpenCLIP's give what they give elsewhere; what cannot be loaded is refused by name."""
 
 import json
-from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 
 import miniatures as mini
@@ -16,7 +16,7 @@ from torch import nn
 
 import prolip
 from prolip import embedder as evaluated
-from prolip.embedder import Embedder, ModelCard
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.loading import model_fingerprint
 
@@ -58,16 +58,6 @@ def test_an_openclip_model_gives_points_whose_csd_is_the_cosine(theirs, tmp_path
     torch.testing.assert_close(similarity_scores(*got), F.normalize(image) @ F.normalize(text).mT)
 
 
-def test_any_number_of_texts_is_embedded_as_one(ours, folder):
-    model = prolip.create_model(folder)
-    wanted = embed_texts(model, prolip.get_tokenizer(folder), TEXTS)
-    got = ours.embed_texts(iter(TEXTS), batch_size=3)
-    torch.testing.assert_close(got.mean, wanted.mean)
-    torch.testing.assert_close(got.log_var, wanted.log_var)
-    with pytest.raises(ValueError, match="no text to embed"):
-        ours.embed_texts([])
-
-
 def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
     half = Embedder.load(folder, precision="amp_bf16")
     pixels = torch.randn(2, 3, 32, 32)
@@ -77,37 +67,27 @@ def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
     assert half.fingerprint == ours.fingerprint and (ours.precision, half.precision) == ("fp32", "amp_bf16")
 
 
-def test_the_fingerprint_follows_weights_preprocessing_and_tokenizer(folder, ours, tmp_path):
-    assert Embedder.load(folder).fingerprint == ours.fingerprint
-    assert mini.small_prolip(tmp_path / "other", seed=1).fingerprint != ours.fingerprint
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    source = Path(folder.removeprefix("local-dir:"))
-    (changed / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    config = json.loads((source / "config.json").read_text())
-    config["preprocess_cfg"]["mean"] = [0.5, 0.5, 0.5]
-    (changed / "config.json").write_text(json.dumps(config))
-    assert Embedder.load(f"local-dir:{changed}").fingerprint != ours.fingerprint
-    config["preprocess_cfg"]["mean"] = json.loads((source / "config.json").read_text())["preprocess_cfg"]["mean"]
-    config["model_cfg"]["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"}
-    (changed / "config.json").write_text(json.dumps(config))
-    assert Embedder.load(f"local-dir:{changed}").fingerprint != ours.fingerprint
-
-
-def test_the_fingerprint_follows_settings_that_leave_the_weights_alone(folder, ours, theirs, tmp_path):
+def test_the_fingerprint_follows_weights_and_every_setting(folder, ours, theirs, tmp_path):
     source, weights = Path(folder.removeprefix("local-dir:")), theirs.name.removeprefix("ViT-mini:")
-    config = json.loads((source / "config.json").read_text())
-    ids = ours.tokenizer(TEXTS)
-    for number, change in enumerate([("prolip_cfg", "mask_padding", True), ("text_cfg", "heads", 1)]):
-        other = tmp_path / str(number)
+    config, ids = json.loads((source / "config.json").read_text()), ours.tokenizer(TEXTS)
+    found = [ours.fingerprint, mini.small_prolip(tmp_path / "other", seed=1).fingerprint]
+    for place, value in (
+        ("preprocess_cfg mean", [0.5, 0.5, 0.5]),
+        ("model_cfg text_cfg tokenizer_kwargs", {"clean": "canonicalize"}),
+        ("model_cfg prolip_cfg mask_padding", True),  # this and the next leave the weights alone
+        ("model_cfg text_cfg heads", 1),
+    ):
+        changed, other = json.loads(json.dumps(config)), tmp_path / str(len(found))
+        *sections, key = place.split()
+        reduce(dict.__getitem__, sections, changed)[key] = value
         other.mkdir()
         (other / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-        section, key, value = change
-        changed = {**config["model_cfg"], section: {**config["model_cfg"][section], key: value}}
-        (other / "config.json").write_text(json.dumps({**config, "model_cfg": changed}))
+        (other / "config.json").write_text(json.dumps(changed))
         model = Embedder.load(f"local-dir:{other}")
-        assert not torch.allclose(model.encode_text(ids).mean, ours.encode_text(ids).mean, atol=1e-3)
-        assert model.fingerprint != ours.fingerprint
+        same = torch.allclose(model.encode_text(ids).mean, ours.encode_text(ids).mean, atol=1e-3)
+        assert same is (key not in ("mask_padding", "heads"))
+        found.append(model.fingerprint)
+    assert len(set(found)) == len(found) and Embedder.load(folder).fingerprint == ours.fingerprint
     (tmp_path / "ViT-mini-quick.json").write_text(json.dumps({**mini.TINY_CLIP, "quick_gelu": True}))
     open_clip.add_model_config(tmp_path / "ViT-mini-quick.json")
     assert Embedder.load("ViT-mini-quick", weights).fingerprint != theirs.fingerprint
@@ -163,12 +143,17 @@ def test_what_cannot_be_loaded_says_what_to_give(model, pretrained, error, messa
         Embedder.load(model, pretrained)
 
 
-def test_weights_that_are_no_weights_are_refused(tmp_path, theirs, folder):
+def test_weights_precisions_and_devices_that_are_none_are_refused(tmp_path, theirs, folder, monkeypatch):
     (tmp_path / "weights.pt").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="OpenCLIP cannot load ViT-mini with the weights"):
-        Embedder.load("ViT-mini", str(tmp_path / "weights.pt"))
-    with pytest.raises(ValueError, match="has its own weights, pretrained='random' would be ignored"):
-        Embedder.load(folder, "random")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for given, options, message in (
+        (("ViT-mini", str(tmp_path / "weights.pt")), {}, "OpenCLIP cannot load ViT-mini with the weights"),
+        ((folder, "random"), {}, "has its own weights, pretrained='random' would be ignored"),
+        ((folder,), {"precision": "int8"}, "precision 'int8' is unknown: use one of fp32"),
+        ((folder,), {"device": "cuda"}, "no CUDA device; use cpu"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Embedder.load(*given, **options)
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
@@ -184,18 +169,6 @@ def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_pa
     assert not torch.allclose(untrained.mean, other.encode_image(pixels).mean, atol=0.1)
     with pytest.raises(FileNotFoundError, match="weights"):
         Embedder.load(bare)
-
-
-def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="precision 'int8' is unknown: use one of fp32"):
-        Embedder.load(folder, precision="int8")
-    with pytest.raises(ValueError, match="no CUDA device; use cpu"):
-        Embedder.load(folder, device="cuda")
-
-
-def test_a_card_survives_json(ours):
-    assert ModelCard(**json.loads(json.dumps(asdict(ours.card)))) == ours.card
 
 
 def test_images_are_streamed_in_order_with_their_novelty_and_lost_ones_are_named(ours, tmp_path):
@@ -263,7 +236,7 @@ def model():
     return Stub()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_embeddings_do_not_depend_on_the_batch_size(model, batch_size):
     images = torch.randn(7, 3, 2, 2)
     got = embed_images(model, iter(images), lambda x: x, batch_size=batch_size)
@@ -271,12 +244,6 @@ def test_embeddings_do_not_depend_on_the_batch_size(model, batch_size):
     whole = model.encode_image(images)
     torch.testing.assert_close(got.mean, whole.mean.detach())
     torch.testing.assert_close(got.log_var, whole.log_var.detach())
-
-
-def test_texts_are_tokenised_in_order(model):
-    texts = ["a", "bb", "ccc"]
-    got = embed_texts(model, tokenize, texts, batch_size=2)
-    torch.testing.assert_close(got.mean, model.eval().encode_text(tokenize(texts)).mean.detach())
 
 
 def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
@@ -300,20 +267,11 @@ def test_token_lengths_leave_out_the_padding_only():
     assert lengths.tolist() == [2, 3, 5, 12, 5]  # an id of padding inside a text is a token of it
 
 
-def test_similarities_are_csd_and_cosine_and_any_measure():
-    a = Gaussian(torch.eye(2), torch.zeros(2, 2).log_softmax(1))  # traces are 1
-    b = Gaussian(torch.eye(2)[:1], torch.full((1, 2), -1e9))  # trace 0
-    torch.testing.assert_close(similarity_scores(a, b), torch.tensor([[0.5], [-0.5]]))
-    torch.testing.assert_close(similarity_scores(a, b, "mean"), torch.tensor([[1.0], [0.0]]))
-    torch.testing.assert_close(similarity_scores(a, b, "csd_similarity"), similarity_scores(a, b))
-    with pytest.raises(ValueError, match="unknown"):
-        similarity_scores(a, b, "nearness")
-
-
 def test_bad_requests_are_refused(model):
-    with pytest.raises(ValueError, match="no text to embed"):
-        embed_texts(model, tokenize, [])
-    with pytest.raises(ValueError, match="use one of fp32, amp_bf16, amp_fp16"):
-        embed_texts(model, tokenize, ["a"], precision="int8")
-    with pytest.raises(ValueError, match="batch size 0"):
-        embed_texts(model, tokenize, ["a"], batch_size=0)
+    for texts, options, message in (
+        ([], {}, "no text to embed"),
+        (["a"], {"precision": "int8"}, "use one of fp32, amp_bf16, amp_fp16"),
+        (["a"], {"batch_size": 0}, "batch size 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            embed_texts(model, tokenize, texts, **options)

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import miniatures as mini
@@ -21,6 +22,7 @@ from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
+from prolip.gaussian import Gaussian
 
 
 def make_sets(root: Path) -> list[str]:
@@ -44,17 +46,53 @@ def sets(tmp_path_factory) -> list[str]:
     return make_sets(tmp_path_factory.mktemp("sets"))
 
 
-def metrics_of_rank(rank: int, folder: str, sets: list[str]) -> list:
-    embedder = Embedder.load(folder)
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory) -> str:
+    """A set of which one image cannot be read."""
+    root = mini.wds_classification(tmp_path_factory.mktemp("damaged") / "wds_birds", images=12)
+    samples = [
+        (s.key, {"png": s.image if i != 5 else s.image[:100], "cls": str(s.label).encode()})
+        for i, s in enumerate(open_dataset(f"wds:{root}").samples())
+    ]
+    mini.write_shards(root / "test", samples)
+    return f"wds:{root}"
+
+
+def work(rank: int, folder: str, sets: list[str], damaged: str) -> tuple[list, list, list]:
+    """The metrics of all sets, what is said of damage, and of errors of one rank."""
+    embedder, answers, errors = Embedder.load(folder), [], []
     found = [evaluate_over_ranks(open_dataset(spec), embedder, batch_size=4, workers=1) for spec in sets]
-    return [None if result is None else (result.key, result.metrics, result.info["images"]) for result in found]
+    metrics = [None if result is None else (result.key, result.metrics, result.info["images"]) for result in found]
+    dataset = open_dataset(damaged, damage=FaultCounter())
+    for _ in range(2):  # counts are those of one pass
+        result = evaluate_over_ranks(dataset, embedder, workers=0)
+        answers.append(None if result is None else (result.info["damaged"], result.info["images"]))
+    try:
+        evaluate_over_ranks(open_dataset(damaged), embedder, workers=0)
+    except TaskLost as lost:
+        answers.append(str(lost))
+
+    def stumble(kind):
+        if rank == 1:
+            raise kind("gone")
+
+    for kind in (DamagedData, TypeError):
+        try:
+            agree(partial(stumble, kind))
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return metrics, answers, errors
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size):
-    embedder = Embedder.load(folder)
-    wanted = [evaluate_dataset(open_dataset(spec), embedder, batch_size=4) for spec in sets]
-    first, *others = run_ranks(world_size, metrics_of_rank, folder, sets)
+@pytest.fixture(scope="module")
+def answers(folder, sets, damaged):
+    """`work` of three ranks: of each, by part."""
+    return list(zip(*run_ranks(3, work, folder, sets, damaged)))
+
+
+def test_ranks_together_give_the_metrics_of_one_process(answers, ours, sets):
+    wanted = [evaluate_dataset(open_dataset(spec), ours, batch_size=4) for spec in sets]
+    first, *others = answers[0]
     assert all(answer == [None] * len(sets) for answer in others)
     for result, (key, metrics, images) in zip(wanted, first, strict=True):
         assert (key, images) == (result.key, result.info["images"]) and metrics.keys() == result.metrics.keys()
@@ -62,7 +100,20 @@ def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size
             assert math.isclose(value, result.metrics[name], rel_tol=1e-6, abs_tol=1e-6), (key, name)
 
 
-@pytest.mark.parametrize("of", [1, 2, 3, 5])
+def test_damage_on_any_rank_is_counted_once_or_told_to_all(answers):
+    first, second, third = answers[1]
+    for damaged, images in first[:2]:
+        assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
+    assert second[:2] == third[:2] == [None, None]
+    assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
+
+
+def test_an_error_of_one_rank_ends_the_work_of_all(answers):
+    lost, peer = "TaskLost: rank 1: DamagedData: gone", "PeerError: rank 1: TypeError: gone"
+    assert answers[2] == ([lost, peer], [lost, "TypeError: gone"], [lost, peer])
+
+
+@pytest.mark.parametrize("of", [2, 5])
 def test_shares_hold_every_sample_once_in_an_order_that_can_be_restored(sets, of):
     for spec in sets:
         dataset = open_dataset(spec)
@@ -78,46 +129,13 @@ def test_keys_that_repeat_are_told_apart_as_in_one_pass(tmp_path, ours):
     (tmp_path / "dataset_type.txt").write_text("retrieval")
     dataset = open_dataset(f"wds:{tmp_path}")
     found = [(list(dataset.samples(Share(number, 2))), [], None) for number in range(2)]
-    found = [(samples, [over_ranks.pack("image", blank(len(samples)))], None) for samples, _, _ in found]
+    blank = [Gaussian(torch.ones(len(samples), 4), torch.zeros(len(samples), 4)) for samples, *_ in found]
+    found = [(samples, [z], None) for (samples, *_), z in zip(found, blank)]
     assert list(over_ranks.merge(dataset, ours, found).keys) == [sample.key for sample in dataset.samples()]
 
 
-def blank(rows: int):
-    from prolip.gaussian import Gaussian
-
-    return Gaussian(torch.ones(rows, 4), torch.zeros(rows, 4))
-
-
-def damaged_on_ranks(rank: int, folder: str, source: str) -> tuple:
-    embedder, answers = Embedder.load(folder), []
-    dataset = open_dataset(source, damage=FaultCounter())
-    for _ in range(2):  # counts are those of one pass
-        result = evaluate_over_ranks(dataset, embedder, workers=0)
-        answers.append(None if result is None else (result.info["damaged"], result.info["images"]))
-    try:
-        evaluate_over_ranks(open_dataset(source), embedder, workers=0)
-    except TaskLost as lost:
-        answers.append(str(lost))
-    return tuple(answers)
-
-
-@pytest.mark.parametrize("shards", [1, 4])
-def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, shards):
-    root = mini.wds_classification(tmp_path / "wds_birds", images=12)
-    samples = [
-        (s.key, {"png": s.image if i != 5 else s.image[:100], "cls": str(s.label).encode()})
-        for i, s in enumerate(open_dataset(f"wds:{root}").samples())
-    ]
-    mini.write_shards(root / "test", samples, shards=shards)
-    first, second, third = run_ranks(3, damaged_on_ranks, folder, f"wds:{root}")
-    for damaged, images in first[:2]:
-        assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
-    assert second[:2] == third[:2] == (None, None)
-    assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
-
-
 def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> int | None:
-    """Collectives of the training give up after two seconds; reading takes rank 1 five."""
+    """Collectives of the training give up after two seconds; reading takes rank 1 three."""
     dist.barrier()  # or a rank that is quick would leave while the other one still connects to it
     dist.destroy_process_group()
     dist.init_process_group(
@@ -127,7 +145,7 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
     dataset = open_dataset(source)
 
     def slow(share):
-        time.sleep(5 * share.number)
+        time.sleep(3 * share.number)
         yield from dataset.samples(share)
 
     result = evaluate_over_ranks(replace(dataset, samples=slow), Embedder.load(folder), group=waiting, workers=0)
@@ -136,24 +154,6 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
 
 def test_a_slow_rank_runs_nobody_into_the_time_out_of_the_training(tmp_path, folder, sets):
     assert run_ranks(2, wait_for_the_slow_one, folder, sets[0], str(tmp_path / "store")) == [40, None]
-
-
-def stumble(rank: int, kind: str) -> str:
-    def work():
-        if rank == 1:
-            raise {"data": DamagedData, "bug": TypeError}[kind]("gone")
-
-    try:
-        agree(work)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "fine"
-
-
-def test_an_error_of_one_rank_ends_the_work_of_all():
-    reported = "rank 1: DamagedData: gone"
-    assert run_ranks(3, stumble, "data") == [f"TaskLost: {reported}"] * 3
-    assert run_ranks(2, stumble, "bug") == ["PeerError: rank 1: TypeError: gone", "TypeError: gone"]
 
 
 def test_without_a_process_group_it_is_the_evaluation_of_one_process(sets, ours):

@@ -69,29 +69,14 @@ def test_frequencies_beyond_the_probabilities_stay_inside_the_axes():
     assert not any(tick.get_text() for tick in below.get_yticklabels(minor=True))  # they would cover each other
 
 
-def test_series_differ_in_colour_and_in_form(samples):
-    error, uncertainties = samples
-    many = {f"u{i}": by_decile(uncertainties["image"] ** (i + 1), 1 - error) for i in range(6)}
-    (ax,) = figures.plot_deciles(many, "R@1").axes
-    assert len({line.get_color() for line in ax.lines}) == 6
-    assert len({(line.get_marker()) for line in ax.lines}) == 6
-
-
 def test_all_plots_of_a_study_are_files_of_600_pixels_or_more(samples, tmp_path):
     error, uncertainties = samples
     found = {"calibration/match": calibration.reliability([0.1, 0.2, 0.7], [0, 1, 1])}
     both = Samples(error, uncertainties)
     study = Study({"refusal/i2t": both, "refusal/t2i": both}, found, {})
-    drawn = figures.draw(study, "a task")
-    assert set(drawn) == {
-        "risk_coverage_i2t",
-        "risk_coverage_t2i",
-        "by_decile_i2t",
-        "by_decile_t2i",
-        "reliability_match",
-    }
     figures.write_plots(study, "a task", tmp_path / "plots")
-    for name, figure in drawn.items():
-        assert "a task" in figure.axes[0].get_title(loc="left")
-        with Image.open(tmp_path / "plots" / f"{name}.png") as picture:
+    wanted = {f"{what}_{way}" for what in ("risk_coverage", "by_decile") for way in ("i2t", "t2i")}
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == wanted | {"reliability_match"}
+    for path in (tmp_path / "plots").iterdir():
+        with Image.open(path) as picture:
             assert picture.width >= 600 and len(np.unique(np.asarray(picture))) > 20

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
-import torch
 from explored import make_app, picture
 from fitted_models import fitted_model
 
-from prolip.explorer.confidence import first_answer
 from prolip.uncertainty.units import range_in_words
 
 
@@ -25,7 +22,7 @@ def uploaded(app) -> dict:
 
 
 def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubting):
-    found, embedder = doubting.search({"text": "a red square"}), doubting.opened.embedder
+    found, embedder = doubting.search({"text": "a red square"}), doubting.explored.embedder
     asked, z, own = embedder.embed_texts(["a red square"]), doubting.gallery.index.gaussians(range(12)), embedder.score
     evidence = embedder.reader.evidence(z.mean)
     d, share = own.doubts(evidence, evidence), own.units.share(asked.trace)
@@ -40,7 +37,7 @@ def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubtin
 
 
 def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting, monkeypatch):
-    values, own, reader = uploaded(doubting), doubting.gallery.own, doubting.opened.embedder.reader
+    values, own, reader = uploaded(doubting), doubting.gallery.own, doubting.explored.embedder.reader
     found, asked = doubting.search(values), doubting.asker.read(values)
     d, (_, z) = own.doubts(reader.evidence(asked.z.mean)), doubting.captions.found()
     want = (1 - d) * own.logit(own.pairwise(asked.z, z)[0]).sigmoid() + d * own.units.share(z.trace)
@@ -52,25 +49,3 @@ def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting,
     for nearest, beyond in ((-1e9, False), (1e9, True)):
         monkeypatch.setattr(own, "doubt", own.doubt._replace(least=(0.0, nearest), most=(1e9, 1e9)))
         assert doubting.search(values)["question"]["beyond"] is beyond
-
-
-def test_ambiguity_that_nobody_can_say_is_none_in_json(doubting, monkeypatch):
-    monkeypatch.setattr(
-        doubting.asker.reader.readings, "general", torch.zeros_like(doubting.asker.reader.readings.general)
-    )
-    for values in ({"text": "green"}, {"row": 3}, uploaded(doubting), {"text": "green", **uploaded(doubting)}):
-        found = json.loads(json.dumps(doubting.search(values), allow_nan=False))
-        assert found["question"].get("ambiguity") is None and found["answers"]
-
-
-def test_first_answers_without_doubts_are_as_before(doubting, app):
-    own, z = doubting.gallery.own, doubting.gallery.index.gaussians(range(12))
-    asked = doubting.opened.embedder.embed_texts(["green"])
-    for side, candidates in (("text", [z]), ("image", [z.select([0, 1])])):
-        plain = first_answer(asked, candidates, own, side)
-        assert first_answer(asked, candidates, own, side, lambda image: None) == plain
-        doubted = first_answer(asked, candidates, own, side, lambda image: torch.ones(1))
-        other = own.units.share(asked.trace) if side == "text" else 0.5
-        assert math.exp(-doubted.code_length) == pytest.approx(float(other), rel=1e-5)
-    question = app.search({"text": "green"})["question"]
-    assert "ambiguity" not in question and question["fits"] is None

@@ -18,16 +18,16 @@ from explored import COLOURS, make_app, picture
 from PIL import Image
 
 from prolip.curate.rules import parse_rules
+from prolip.curate.score import PairSignals
 from prolip.curate.select import Choice, select
-from prolip.curate.signals import PairSignals
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.embedder import Embedder
 from prolip.explorer import query as asking
 from prolip.explorer import thumbnails
-from prolip.explorer.confidence import first_answer, judge, rarity
-from prolip.explorer.gallery import Captions, Gallery
+from prolip.explorer.gallery import Gallery
+from prolip.explorer.query import first_answer, judge, rarity
 from prolip.explorer.rules import describe, scored_table, try_rules
-from prolip.explorer.thumbnails import Gone, Thumbnails, places_of
+from prolip.explorer.thumbnails import Gone, Thumbnails
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
@@ -52,7 +52,6 @@ def indexed(folder: Path, z: Gaussian, score=None, rows: int = 40) -> SearchInde
     return index
 
 
-# --- the map ---------------------------------------------------------------------------------------------------------
 def test_the_plane_is_that_of_points_drawn_from_all_gaussians():
     z = gaussians(60, 8)
     plane = fit_plane(z)
@@ -80,7 +79,6 @@ def test_ellipses_are_the_projected_covariances():
         fit_plane(z.select(slice(0, 1)))
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def tar(path: Path, members: dict[str, bytes], mode: str = "w") -> str:
     with tarfile.open(path, mode) as archive:
         for name, data in members.items():
@@ -132,14 +130,6 @@ def test_what_has_no_picture_says_why(tmp_path):
             Thumbnails().thumbnail(item)
 
 
-def test_a_table_of_a_shard_holds_numbers_alone(tmp_path):
-    run, places = places_of(tar(tmp_path / "many.tar", {f"k{i}.png": b"x" * i for i in range(50)}))
-    assert (np.diff(run["hash"].astype(object)) > 0).all()
-    assert sorted(places[:, 1].tolist()) == list(range(50))
-    assert run.nbytes + places.nbytes == 50 * 32
-
-
-# --- a gallery -------------------------------------------------------------------------------------------------------
 def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
     z = gaussians(130)
     index = indexed(tmp_path / "index", z)
@@ -154,23 +144,8 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
         with pytest.raises(KeyError):
             gallery.item(row)
     assert set(gallery.sample(500).tolist()) == set(living) and len(gallery.sample(20)) == 20
-    assert gallery.rank(float(z.trace[order[64]])) == 0.5
 
 
-def test_points_have_a_map_and_no_ends(tmp_path):
-    z = gaussians(30)
-    points = Gaussian(z.mean, torch.full_like(z.log_var, -torch.inf))
-    app = make_app([str(indexed(tmp_path / "index", points).store.folder)])
-    assert [len(p["at"]) for p in app.looks["map"]()["points"]] == [5] * 30
-    with pytest.raises(ValueError, match="gives points"):
-        app.uncertain()
-    assert [column["score"] for column in app.compare({"row": 0})["columns"]] == ["csd", "mean"]
-    assert "There is no model" in app.about()["lacks"][0]
-    with pytest.raises(ValueError, match="no model to embed texts"):
-        app.search({"text": "red"})
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 def elk_by_hand(query: Gaussian, z: Gaussian) -> torch.Tensor:
     """-1/2 sum (m - m')^2 / (v + v') + log(v + v'), (1, N)."""
     var = query.var + z.var
@@ -233,42 +208,33 @@ def test_verdicts_are_those_of_the_whole_gallery_whatever_its_parts():
 
 
 def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
-    empty, captions = app.opened.embedder.embed_texts([""]), app.captions
+    empty, captions = app.explored.embedder.embed_texts([""]), app.captions
     z = app.gallery.index.gaussians([5])
     found = app.walk({"row": 5})
-    want = traverse(z, captions.found().z, empty)
-    assert [step["text"] for step in found["steps"]] == [captions.found().texts[i] for i in want.path(0)]
-    assert found["root_text"] == captions.found().texts[int(want.root_caption)]
-    met = captions.found().z.select(torch.tensor(want.path(0)))
+    want = traverse(z, captions.found()[1], empty)
+    assert [step["text"] for step in found["steps"]] == [captions.found()[0][i] for i in want.path(0)]
+    assert found["root_text"] == captions.found()[0][int(want.root_caption)]
+    met = captions.found()[1].select(torch.tensor(want.path(0)))
     rows = app.gallery.index.search(met, 4).rows.tolist()
     assert [[item["row"] for item in step["pictures"]] for step in found["steps"]] == rows
-    text = captions.found().texts[7]
+    text = captions.found()[0][7]
     by_text = app.walk({"text": text})
     assert by_text["steps"][0]["text"] == text != by_text["root_text"]
     with pytest.raises(ValueError, match="root 'up' is unknown"):
         app.walk({"text": "red", "root": "up"})
 
 
-def test_further_texts_name_pictures_too(app):
-    own = Captions(app.gallery, app.opened.embedder, 3, ["red", "an animal", "an animal"])
-    assert len(own.found().texts) == len(own.found().z.mean) == len(set(own.found().texts))
-    assert own.found().texts[3:] in (["red", "an animal"], ["an animal"])
-    alone = app.opened.embedder.embed_texts(own.found().texts)
-    torch.testing.assert_close(own.found().z.mean, alone.mean)
-
-
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
     texts = [f"a {colour} square" for colour in COLOURS]
     wrong = [{"text": text, "keys": [app.search({"text": text})["answers"][-1]["key"]]} for text in texts]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, wrong)))
-    words = [str(app.opened.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
+    words = [str(app.explored.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
     risk = make_app(words).search({"text": "red"})["risk"]
     assert risk["answers"] is False and "all are refused" in risk["promise"]
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
 def test_columns_are_those_that_curation_writes(app):
-    embedder = app.opened.embedder
+    embedder = app.explored.embedder
     items = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS]
     first = [item["captions"][0] for item in app.gallery.index.items(range(12))]
     want = PairSignals(embedder)(torch.stack([embedder.preprocess(image) for image in items]), first)
@@ -346,15 +312,14 @@ def test_rules_without_captions_know_the_items_alone(tmp_path):
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
 
 
-# --- opening ---------------------------------------------------------------------------------------------------------
 def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
     (tmp_path / "red.png").write_bytes(picture("red"))
     (tmp_path / "blue.png").write_bytes(picture("blue"))
     app = make_app([small_model.removeprefix("local-dir:"), "--data", str(tmp_path)])
-    folder = app.opened.index.store.folder
+    folder = app.explored.index.store.folder
     assert len(app.gallery.index) == 2 and folder.is_dir()
     assert any("No captions" in line for line in app.about()["lacks"])
-    app.opened.temporary.cleanup()
+    app.explored.temporary.cleanup()
     assert not folder.exists()
 
 
@@ -379,31 +344,19 @@ def test_kept_features_are_explored_with_and_without_their_model(small_model, sh
     with pytest.raises(ValueError, match="were embedded already: leave --data out"):
         make_app([str(tmp_path / "kept"), "--data", shard])
     for made in (app, asked):
-        made.opened.temporary.cleanup()
+        made.explored.temporary.cleanup()
 
 
 def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
     columns = columns_of([f"s{i:02}" for i in range(12)], COLOURS) | {"cosine": np.arange(12, dtype=np.float32)}
     write_scores(tmp_path, {shard: columns})
-    scored = make_app([str(app.opened.index.store.folder), "--scores", str(tmp_path)])
+    scored = make_app([str(app.explored.index.store.folder), "--scores", str(tmp_path)])
     (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]
     kind, row = goes["thumbnail"].split("/")
     image = Image.open(io.BytesIO(scored.thumbnail(kind, int(row)))).convert("RGB")
     assert goes["captions"] == ["red"] and goes["row"] is None and image.getpixel((9, 9))[0] > 240
     with pytest.raises(KeyError, match="counted from 0"):
         scored.thumbnail("sample", 12)
-
-
-def test_one_item_is_a_gallery_without_a_map(tmp_path):
-    app = make_app([str(indexed(tmp_path / "index", gaussians(1)).store.folder)])
-    found = app.search({"row": 0})
-    app.warm_up()
-    assert found["answers"] == [] and found["place"] is None
-    with pytest.raises(ValueError, match="a map takes two"):
-        app.looks["map"]()
-    empty = SearchIndex.create(tmp_path / "empty", CSDScore(), 4)
-    with pytest.raises(ValueError, match="holds no item"):
-        Gallery(empty)
 
 
 def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
@@ -416,5 +369,5 @@ def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     scores = embedder.score.pairwise(image, embedder.embed_texts(["red", "blue", "<b>green</b>"]))[0]
     assert [item["row"] for item in found["answers"]] == scores.argsort(descending=True).tolist()
     assert found["answers"][0]["probability"] is not None and found["verdict"]["among"] == "items"
-    assert concatenate([app.captions.found().z]).mean.shape[0] == 3
-    app.opened.temporary.cleanup()
+    assert concatenate([app.captions.found()[1]]).mean.shape[0] == 3
+    app.explored.temporary.cleanup()

@@ -10,13 +10,11 @@ import re
 import subprocess
 import sys
 import urllib.request
-import zlib
 
 import pytest
 from explored import picture
 from PIL import Image
 
-from prolip.cli.explore import announce
 from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
 
@@ -50,7 +48,6 @@ def question(ask):
     return run
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
 def test_the_page_runs_its_own_script_alone(ask):
     status, headers, body = ask("GET", "/")
     page, policy = body.decode(), headers["Content-Security-Policy"]
@@ -60,13 +57,6 @@ def test_the_page_runs_its_own_script_alone(ask):
     assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
     assert not re.search(r"\son\w+\s*=", page) and not re.search(r"\sstyle\s*=", page)
     assert nonce not in ask("GET", "/")[2].decode()  # each page has another
-
-
-def test_nothing_comes_from_elsewhere(ask):
-    for path in ("/", "/static/explorer.js", "/static/explorer.css"):
-        text = ask("GET", path)[2].decode()
-        assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", text)) <= {"http://www.w3.org/2000/svg"}, path
-    assert "innerHTML" not in ask("GET", "/static/explorer.js")[2].decode()
 
 
 NOWHERE = """/static/../server.py /static/%2e%2e%2fserver.py /static/..%2f..%2f..%2fetc/passwd /../../etc/passwd
@@ -89,7 +79,6 @@ def test_thumbnails_are_small_pictures_of_the_shard(ask):
         assert all(abs(a - b) < 12 for a, b in zip(image.getpixel((16, 16)), colour))
 
 
-# --- who may ask -----------------------------------------------------------------------------------------------------
 def test_only_this_machines_names_are_answered(ask):
     own = ["127.0.0.1:1234", "localhost", "[::1]:80", "LOCALHOST.:8"]
     foreign = ["evil.example", "evil.example:8571", "127.0.0.1.evil.example", "192.168.0.7", "", "["]
@@ -112,36 +101,20 @@ def test_a_form_of_another_page_cannot_send_what_is_taken(ask):
             assert ask("POST", path, b'{"row": 1}', {"Content-Type": kind})[0] == 415
 
 
-def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys):
-    made = make_server(app, "0.0.0.0", 0)
-    try:
-        announce(made)
-        said = capsys.readouterr()
-        assert "opens this to every machine" in said.err and "no password" in said.err and "ssh -L" in said.err
-        assert made.url.startswith("http://127.0.0.1:") and made.url in said.out
+def test_an_open_server_takes_addresses_but_no_foreign_names(app):
+    with make_server(app, "0.0.0.0", 0) as made:
+        assert made.url.startswith("http://127.0.0.1:") and not made.is_private
         assert made.knows("192.168.0.7") and made.knows("fe80::1") and not made.knows("evil.example")
-    finally:
-        made.server_close()
     assert is_loopback("127.0.0.5") and is_loopback("::1") and not is_loopback("10.0.0.1") and not is_loopback("x.org")
 
 
-def test_a_port_that_is_taken_is_named(app, server):
-    with pytest.raises(ValueError, match="cannot serve at .*give another --port"):
-        make_server(app, "127.0.0.1", server.server_address[1])
-
-
-# --- questions -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "body, words",
     [
         (b"{", "no JSON"),
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
         (b"[1]", "a JSON object"),
-        (b'"text"', "a JSON object"),
         (b"[" * 60000, "no JSON"),
         (b"{}", "no question"),
-        (b'{"text": ""}', "no question"),
         (b'{"text": 3}', "a string"),
         (json.dumps({"text": "x" * 2001}).encode(), "2,000 characters"),
         (b'{"row": 1, "count": "all"}', "a whole number"),
@@ -152,23 +125,11 @@ def test_bad_questions_are_told_what_is_wrong(ask, body, words):
     assert status == 400 and words in json.loads(answer)["error"]
 
 
-@pytest.mark.parametrize("row", [12, -1, 10**30, "1", True, 1.0, [1], {"a": 1}])
+@pytest.mark.parametrize("row", [12, -1, "1", True])
 def test_items_that_are_not_there_are_not_found(question, row):
     for name in ("search", "compare", "walk"):
         status, answer = question(name, {"row": row})
         assert status == 404 and "there are 12, counted from 0" in answer["error"]
-
-
-def test_a_picture_that_is_kept_no_more_is_not_found(question):
-    for upload in ("0123456789abcdef", 7, None, []):
-        status, answer = question("search", {"text": "", "upload": upload})
-        assert status == (400 if upload is None else 404), answer
-
-
-def test_questions_are_posted_and_looks_are_got(ask):
-    assert ask("GET", "/api/search")[0] == 405
-    assert ask("POST", "/api/about", b"{}", JSON)[0] == 404
-    assert ask("PUT", "/api/search", b"{}", JSON)[0] == 501
 
 
 def test_a_text_finds_items_with_probabilities_and_a_verdict(question):
@@ -180,7 +141,6 @@ def test_a_text_finds_items_with_probabilities_and_a_verdict(question):
     assert "path" not in found["answers"][0] and "shard" not in found["answers"][0]
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
     status, _, body = ask("POST", "/api/upload", picture("red"), BYTES)
     kept = json.loads(body)
@@ -193,26 +153,11 @@ def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
     assert both["question"]["sides"] == ["image", "text"] and both["verdict"]["probability"] is None
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A small PNG file of very many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([1, 0, 0, 0, 0])
-    rows = zlib.compress(b"\0" * 1000)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize(
     "data, words",
     [
-        (b"", "cannot identify"),
-        (b"GIF89a", "bad image"),
         (b"<svg onload=alert(1)>", "cannot identify"),
         (picture("red")[:60], "bad image"),
-        (bomb(50_000, 50_000), "oversized image"),
-        (b"%PDF-1.4 " * 40, "cannot identify"),
     ],
 )
 def test_what_is_no_picture_is_refused(ask, data, words):
@@ -226,13 +171,6 @@ def test_a_huge_picture_is_refused_while_it_comes(ask):
     assert headers["Connection"] == "close"
 
 
-def test_a_claimed_length_is_answered_before_anything_comes(ask):
-    for length, status in (("1000000000000", 413), ("-5", 411), ("many", 411), ("9" * 30, 411)):
-        assert ask("POST", "/api/upload", None, BYTES | {"Content-Length": length})[0] == status
-    assert ask("POST", "/api/search", None, JSON | {"Content-Length": "70000"})[0] == 413
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
 def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, shard, tmp_path):
     words = [sys.executable, "-m", "prolip", "explore", small_model, "--data", shard, "--port", "0"]
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -252,20 +190,16 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
     "words, said",
     [
         (["MODEL"], "nothing to explore yet: give --data"),
-        (["MODEL", "--data", "nowhere"], "--data 'nowhere' is missing"),
         (["runs/nowhere", "--data", "x.tar"], "no folder runs/nowhere"),
         (["EMPTY"], "no index, no kept features, and no run or model"),
         (["INDEX", "--data", "x.tar"], "is an index already"),
         (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
-        (["INDEX", "--max-captions", "0"], "give 1 or more"),
-        (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
         (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
-        (["INDEX", "--scores", "EMPTY"], "no scores in"),
         (["INDEX", "--host", "256.1.1.1"], "cannot serve at"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_a_line(words, said, small_model, app, tmp_path, capsys):
-    places = {"MODEL": small_model, "EMPTY": str(tmp_path), "INDEX": str(app.opened.index.store.folder)}
+    places = {"MODEL": small_model, "EMPTY": str(tmp_path), "INDEX": str(app.explored.index.store.folder)}
     assert main(["explore", *(places.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1

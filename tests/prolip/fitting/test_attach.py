@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import open_clip
 import pytest
 import torch
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import prolip
@@ -30,10 +28,6 @@ from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
-from prolip.scores import LEAST_SCALE
-from prolip.uncertainty.novelty import novelty_of
-from prolip.uncertainty.openclip import FILE, FittedCLIP
-from prolip.uncertainty.options import FitOptions
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -107,21 +101,9 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     assert result.info["similarity"] == "true_match" and any("refusal" in key for key in result.metrics)
     (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])
     assert again.metrics == pytest.approx(result.metrics, rel=0, abs=0, nan_ok=True)
-    clip_benchmark(
-        [
-            "eval",
-            "--model",
-            model,
-            "--dataset",
-            "wds/drawings",
-            "--dataset_root",
-            f"{task.parent}/wds_{{dataset_cleaned}}",
-            "--output",
-            str(tmp_path / "{similarity}.json"),
-            "--num_workers",
-            "0",
-        ]
-    )
+    root, output = f"{task.parent}/wds_{{dataset_cleaned}}", str(tmp_path / "{similarity}.json")
+    words = ["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root", root, "--output", output]
+    clip_benchmark([*words, "--num_workers", "0"])
     found = json.loads((tmp_path / "true_match.json").read_text())
     (features,) = load_features(FeatureStore(tmp_path))
     scores = Embedder.load(model).score.pairwise(features.image, features.text)
@@ -129,41 +111,10 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
-    datacomp(
-        [
-            "--model",
-            model,
-            "--data",
-            str(tmp_path / "data"),
-            "--tasks",
-            "cars",
-            "--device",
-            "cpu",
-            "--output",
-            str(tmp_path / "datacomp"),
-        ]
-    )
+    words = ["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu", "--output"]
+    datacomp([*words, str(tmp_path / "datacomp")])
     (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == pytest.approx(corpus.metrics["zero_shot/subgroup/top1"])
-
-
-def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
-    before, after = pair
-    fit(before, tmp_path / "again", "--pairs", after / "pairs.safetensors")
-    said = capsys.readouterr().out
-    assert "texts: the median one fits" in said and "images: the median one fits" in said
-    assert "texts in other words: nine in ten fit" in said and "ambiguity of images: " in said
-    assert re.search(r"doubt, the share .*: \d+% of the median image, \d+% of one that was changed strongly", said)
-    name = FILE if (after / FILE).exists() else "model.safetensors"
-    one, two = load_file(after / name), load_file(tmp_path / "again" / name)
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
-
-
-def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tmp_path):
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "paper")
-    fit(tmp_path / "paper", tmp_path / "fitted", *DATA, "--fit-samples", "100")
-    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("paper", "fitted"))
-    assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
 
 
 def images_of(model: str) -> torch.Tensor:
@@ -202,44 +153,6 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     for one, other in zip(fitted.reader.evidence(mean), embedder.reader.evidence(mean)):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     assert torch.equal(fitted.reader.ambiguity(mean), embedder.reader.ambiguity(mean))
-
-
-def test_letters_and_prose_are_new_to_what_was_fitted_to_captions(pair):
-    model = prolip.create_model(f"local-dir:{pair[1]}") if (pair[1] / "config.json").exists() else None
-    embedder = Embedder.load(f"local-dir:{pair[1]}")
-    own = list(emoji.read([UNSEEN]).caption_table().texts)
-    foreign = ["qzx vwkj hhq", "the committee adjourned until further notice was given", "xkcd qq zzyzx wvv bnm"] * 10
-    ids = embedder.tokenizer([*own, *foreign])
-    nats = embedder.text_novelty(embedder.encode_hidden(ids, "text"))
-    assert auroc(nats["first"], torch.arange(len(ids)) >= len(own)) > 0.95
-    if model is not None:
-        found = novelty_of(model.eval(), ids, "text")
-        assert all(torch.equal(x, nats[name]) for name, x in found.items())
-
-
-def without_novelty(path: Path) -> None:
-    """A file as it was before there was novelty."""
-    with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
-    if "parts" in facts:
-        parts = json.loads(facts["parts"])
-        facts["parts"] = json.dumps({side: parts[side] for side in ("image", "text")})
-    save_file({name: x for name, x in load_file(path).items() if "novelty." not in name}, path, facts)
-
-
-def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
-    old = shutil.copytree(pair[1], tmp_path / "old")
-    without_novelty(old / (FILE if (old / FILE).exists() else "model.safetensors"))
-    embedder, new = (Embedder.load(f"local-dir:{folder}") for folder in (old, pair[1]))
-    pixels = images_of(f"local-dir:{old}")[:8]
-    assert embedder.novelty is None and new.novelty is not None
-    assert embedder.text_novelty is None and new.text_novelty is not None
-    assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
-    tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if "_first" not in name}
-    save_file(tensors, old / "pairs.safetensors")
-    fit(old, tmp_path / "fitted", "--pairs", old / "pairs.safetensors")
-    again = Embedder.load(f"local-dir:{tmp_path}/fitted")
-    assert again.novelty is None and again.text_novelty is None
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
@@ -371,21 +284,6 @@ def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(
     assert (tmp_path / file).read_text() == '{"architectures": ["BertModel"]}' and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_folder_with_the_other_kind_of_model_is_refused_and_one_of_the_same_kind_is_not(pair, tmp_path, capsys):
-    ours = (pair[0] / "config.json").exists()
-    pairs = ["--pairs", str(pair[1] / "pairs.safetensors"), *SMALL]
-    same = shutil.copytree(pair[1], tmp_path / "same")
-    assert main(["--model", f"local-dir:{pair[0]}", *pairs, "--output", str(same)]) == 0
-    other = tmp_path / "other"
-    if ours:
-        other.mkdir()
-        (other / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
-    else:
-        save_pretrained(prolip.create_model("ProLIP-ViT-test"), other)
-    capsys.readouterr()
-    assert "files of another model" in refused(capsys, "--model", f"local-dir:{pair[0]}", *pairs, "--output", other)
-
-
 def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, capsys):
     before, after = pair
     other = shutil.copytree(before, tmp_path / "other")
@@ -411,60 +309,7 @@ def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
     fit(pair[1], tmp_path / "out", "--pairs", pair[1] / "pairs.safetensors")
 
 
-def test_random_weights_are_fitted_as_any_others(tmp_path):
-    model = "ProLIP-ViT-test"
-    config = FitOptions(bank=64, centres=64, fit_samples=60)
-    fitted = prolip.fit_uncertainty(model, SHARDS, tmp_path / "out", pretrained="random", config=config)
-    assert fitted.score.units.images <= 60
-    old, new = Embedder.load(model, "random"), Embedder.load(f"local-dir:{tmp_path}/out")
-    assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
-
-
 def test_a_method_whose_own_layers_change_the_means_is_refused(tmp_path, capsys, never_embeds):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme"}), tmp_path / "model")
     said = refused(capsys, "--model", f"local-dir:{tmp_path}/model", *DATA, "--output", tmp_path / "out")
     assert "the method pcme has layers of its own" in said
-
-
-def test_a_fit_that_ends_early_leaves_the_files_of_openclip_as_they_were(pair, tmp_path, monkeypatch):
-    if (pair[0] / "config.json").exists():
-        pytest.skip("one of ours is one file")
-    folder = shutil.copytree(pair[1], tmp_path / "fitted")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    words = [
-        "--model",
-        f"local-dir:{pair[0]}",
-        "--pairs",
-        str(pair[1] / "pairs.safetensors"),
-        *SMALL,
-        "--seed",
-        "3",
-        "--output",
-        str(folder),
-    ]
-
-    def stop(model, place):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FittedCLIP, "save", stop)
-    with pytest.raises(KeyboardInterrupt):
-        main(words)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["fitted"]
-
-
-def test_a_model_whose_cosines_said_nothing_of_its_pairs_is_warned_of_once(tmp_path, caplog):
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "plain")
-    width = prolip.create_model("ProLIP-ViT-test").embed_dim
-    image = torch.nn.functional.normalize(torch.randn(64, width, generator=torch.Generator().manual_seed(0)), dim=1)
-    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {row}" for row in range(64)])
-    far = (image @ image.T).argmin(1)
-    pairs = Pairs(image=image, text=image, image_of=torch.arange(64), text_of=far, scale=10.0, text_ids=ids)
-    attach(f"local-dir:{tmp_path}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), tmp_path / "fitted")
-    for _ in range(2):
-        score = Embedder.load(f"local-dir:{tmp_path}/fitted").score
-    assert score.trace_weight == 0 and score.scale == pytest.approx(LEAST_SCALE)
-    assert [one for one in caplog.messages if "its cosines said nothing of the pairs" in one] == [
-        f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so"
-        " its similarities, variances and novelty mean nothing"
-    ]

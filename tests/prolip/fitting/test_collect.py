@@ -16,18 +16,19 @@ from prolip.fitting.collect import (
     Least,
     Rows,
     checksum,
-    chosen,
     embed_changed,
     embed_images,
     embed_pool,
     embed_texts,
+    encode_texts,
     join,
-    join_ids,
 )
 from prolip.ranks import everywhere
 from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
+
+ZERO = torch.zeros(1, 1, dtype=torch.int64)
 
 
 def sample(key: str) -> Captioned:
@@ -120,41 +121,15 @@ def test_first_tokens_are_of_the_rows_that_they_name(monkeypatch, most):
     torch.testing.assert_close(pairs.text_first[:, 0].float(), 2 * pairs.text_ids[pairs.text_first_of][:, -1].float())
 
 
-def test_a_sample_follows_the_names_and_is_no_run_of_neighbours(monkeypatch):
-    monkeypatch.setattr(collect, "SAMPLE", 200)
-    names = [f"{number:05d}" for number in range(2000)]
-    rows = chosen(names)
-    assert len(rows) == 200 and (rows.diff() > 0).all()
-    assert torch.histc(rows.float(), bins=4, min=0, max=2000).min() > 30
-    turned = chosen(names[::-1])
-    assert {names[row] for row in rows.tolist()} == {names[::-1][row] for row in turned.tolist()}
-    assert chosen(["\ud800", "b"]).tolist() == [0, 1]  # half a character, as file names may have
-
-
-def test_a_tower_without_first_tokens_keeps_none():
-    plain = lambda batch: {"mean": encode(batch)["mean"]}  # noqa: E731
-    part = join([embed_images(map(sample, KEYS), plain)])
-    pairs = embed_texts(part, plain, tokenize, 10.0)
-    assert pairs.image_first is None and pairs.image_first_of is None and pairs.text_first_of is None
-    assert len(pairs.image) == 30
-
-
-def test_nothing_to_fit_to_is_an_error():
-    with pytest.raises(ValueError, match="no image was found in the data"):
-        join([embed_images([], encode)])
-
-
 def test_shorter_batches_of_ids_are_filled_with_padding_and_not_with_the_first_texts_end():
     """The first text of a batch may fill its context, and end in an id that is no padding."""
 
-    def tokenize(texts):
+    def of_bytes(texts):
         longest = max(map(len, texts), default=0) + 1
-        return torch.tensor([[*map(ord, text), 7, *[0] * longest][: max(longest, 2)] for text in texts])
+        return torch.tensor([[*text.encode(), 7, *[0] * (longest - len(text) - 1)] for text in texts] or [[0]])
 
-    first, second = tokenize(["abcd", "e"]), tokenize(["wx", "yz"])
-    assert first[0, -1] == second[0, -1] == 7
-    joined = join_ids([first, second], tokenize)
-    assert joined.tolist() == [[97, 98, 99, 100, 7], [101, 7, 0, 0, 0], [119, 120, 7, 0, 0], [121, 122, 7, 0, 0]]
+    found = encode_texts(["abcd", "e", "wx", "yz"], encode, lambda texts: of_bytes(texts) if texts[0] else ZERO, 2)[1]
+    assert found.tolist() == [[97, 98, 99, 100, 7], [101, 7, 0, 0, 0], [119, 120, 7, 0, 0], [121, 122, 7, 0, 0]]
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------

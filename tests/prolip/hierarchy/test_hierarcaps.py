@@ -8,7 +8,6 @@ from test_entailment import gaussians
 
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import benchmark_metrics, paper_metrics, read_hierarcaps
-from prolip.hierarchy.hierarcaps import depth_correlation, format_metrics
 from prolip.hierarchy.traversal import Traversal
 
 URL = "http://images.cocodataset.org/val2014/"
@@ -26,17 +25,13 @@ def data(tmp_path):
     return read_hierarcaps(path)
 
 
-def test_a_byte_order_mark_as_excel_writes_it_is_no_part_of_a_column(data, tmp_path):
-    path = tmp_path / "excel.csv"
-    path.write_text(ROWS.replace("{url}", URL), "utf-8-sig")
-    assert read_hierarcaps(path) == data
-
-
-def test_rows_are_read_with_quotes_and_shared_images(data):
+def test_rows_are_read_with_quotes_and_shared_images(data, tmp_path):
     assert data.ids == ("0", "1", "2") and data.levels == 4
     assert data.chains[0] == ("animal", "bird", "blue bird, small", "A blue bird, small, on a branch")
-    assert data.distinct_images == ("a.jpg", "b.jpg") and data.image_of.tolist() == [0, 1, 0]
+    assert data.images == ("a.jpg", "b.jpg", "a.jpg") and data.image_of.tolist() == [0, 1, 0]
     assert len(data.texts) == 10 and [data.texts[i] for i in data.rows[2]] == list(data.chains[2])
+    (tmp_path / "excel.csv").write_text(ROWS.replace("{url}", URL), "utf-8-sig")
+    assert read_hierarcaps(tmp_path / "excel.csv") == data
 
 
 def test_damaged_files_are_named_with_their_line(tmp_path):
@@ -118,20 +113,5 @@ def test_the_benchmark_s_metrics_are_those_of_a_loop(data):
     )
     points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
     assert "benchmark/d_corr_trace" not in benchmark_metrics(data, image, points, empty)
-
-
-def test_equal_traces_tell_no_depth_in_whatever_order_levels_stand(data):
-    image, text, empty = gaussians(2, 4), gaussians(10, 4, seed=1), gaussians(1, 4, seed=2)
-    flat = Gaussian(text.mean, torch.zeros_like(text.log_var))
+    flat = Gaussian(text.mean, torch.zeros_like(text.log_var))  # equal traces tell no depth
     assert benchmark_metrics(data, image, flat, empty, steps=3)["benchmark/d_corr_trace"] == 0
-
-
-def test_depth_correlates_fully_where_radii_rise():
-    assert depth_correlation(np.array([[0.1, 0.2, 0.3, 0.9]])) == 1.0
-    assert depth_correlation(np.array([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])) == 0.0
-
-
-def test_columns_of_models_are_printed_with_gaps():
-    text = format_metrics([("one", {"a": 0.5}), ("two", {"a": 0.25, "b": 1.0})])
-    cells = [line.split() for line in text.split("\n")]
-    assert cells == [["one", "two"], ["a", "0.5000", "0.2500"], ["b", "-", "1.0000"]]

@@ -6,9 +6,9 @@ import torch
 from test_entailment import gaussians
 
 from prolip.gaussian import Gaussian
-from prolip.hierarchy.levels import format_levels, inclusion_of_levels, plot_inclusion, plot_traces, traces_by_level
+from prolip.hierarchy.levels import inclusion_of_levels, traces_by_level, write_levels
 from prolip.measures import log_inclusion
-from prolip.utils.style import write
+from prolip.scores import CSDScore
 
 
 def nested(rows=20, levels=4):
@@ -34,26 +34,17 @@ def test_traces_by_level_are_correlated_with_it():
     up = traces_by_level([z.trace.numpy() for z in nested()[::-1]])
     assert up.spearman == pytest.approx(1) and up.in_order == 0
     assert np.isnan(traces_by_level([np.ones(3)] * 2).spearman)
-    text = format_levels(inclusion_of_levels(nested()), down, "images")
-    assert "20 chains" in text and text.count("H > 0 for 100.0%") == 3
-
-
-def test_points_and_single_levels_have_no_inclusion():
-    z = gaussians(3)
-    with pytest.raises(ValueError, match="1 levels"):
-        inclusion_of_levels([z])
-    with pytest.raises(ValueError, match="points"):
-        inclusion_of_levels([Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))] * 2)
 
 
 def test_figures_are_written_as_pixels_and_as_vectors(tmp_path):
-    levels = nested()
-    traces = traces_by_level([z.trace.numpy() for z in levels])
-    drawn = {
-        "a": plot_traces(traces, "texts"),
-        "b": plot_inclusion(inclusion_of_levels(levels)),
-    }
-    for name, figure in drawn.items():
-        png, svg = write(figure, tmp_path / "figures", name)
-        assert png.read_bytes()[:4] == b"\x89PNG" and b"<svg" in svg.read_bytes()
-    assert [ax.get_title("left") for ax in drawn["b"].axes] == [f"last in level {i}: 100%" for i in range(3)]
+    for what, names in (("image", "traces differences inclusion"), ("text", "traces inclusion")):
+        text = write_levels(CSDScore(), nested(), what, tmp_path)
+        assert "20 chains" in text and text.count("H > 0 for 100.0%") == 3
+        for name in names.split():
+            assert (tmp_path / f"{what}_{name}.png").read_bytes()[:4] == b"\x89PNG"
+            assert b"<svg" in (tmp_path / f"{what}_{name}.svg").read_bytes()
+    z = gaussians(3)
+    points = Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))
+    for levels, words in (([z], "1 levels"), ([points] * 2, "points")):
+        with pytest.raises(ValueError, match=words):
+            inclusion_of_levels(levels)

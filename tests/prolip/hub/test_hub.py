@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-import sys
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -16,10 +14,8 @@ import torch
 import yaml
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 from PIL import Image
-from small_towers import small_config, small_folder, small_towers
 
 import prolip
-from drawings import UNSEEN
 from prolip.cli.main import main
 from prolip.embedder import Embedder
 from prolip.hub.sharing import figures, licences, place
@@ -154,16 +150,6 @@ def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
         prolip.push_to_hub(model, "mine")
 
 
-def test_readers_are_pushed_and_loaded_with_openclips_model(hub, tmp_path):
-    with small_towers(tmp_path / "transformers"):
-        config = small_config("ViT-B-16")
-        config["text_cfg"]["vocab_size"] = 49408  # of the bundled tokenizer
-        model = prolip.create_model(f"local-dir:{small_folder('ViT-B-16', tmp_path / 'plain', config)}").eval()
-        assert prolip.push_to_hub(model, "org/readers") == "hf-hub:org/readers"
-        again = prolip.create_model("hf-hub:org/readers")
-    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
-
-
 def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):
     name = fitted_openclip(tmp_path)
     assert main(["hub", "push", str(tmp_path / "fitted"), "org/clip"]) == 0
@@ -235,22 +221,12 @@ def test_figures_licences_and_places_are_told_as_they_are():
     rows = figures({"recall_by_trace/x/acc1": 1.0, "cars/acc1": 0.5, "cars/acc5": 1.0})
     assert [row.key for row in rows] == ["cars/acc1"]
     assert figures({"names/i2t/R@1": float("nan")}) == []
-    assert licences(["data/icons/mdi-outline.tar", "data/emoji/noto-v1.tar", "noto.tar"]) == [
+    assert licences("data/icons/mdi-outline.tar::data/emoji/noto-v1.tar::noto.tar") == [
         ("icons/mdi-outline.tar", "Apache-2.0"),
         ("emoji/noto-v1.tar", "Apache-2.0"),
         ("noto.tar", ""),
     ]
     assert place("/a/b/c/d") == "c/d" and place("data/x.tar") == "data/x.tar" and place(None) == ""
-
-
-@pytest.mark.parametrize("words", [(), ("--data-license", "Ask me.")])
-def test_tables_and_headings_stand_apart(run, words, tmp_path):
-    for source in (run, run / "model"):
-        assert save(source, tmp_path / source.name, *words) == 0
-        _, body = front_and_body(tmp_path / source.name)
-        blocks = body.strip().split("\n\n")
-        assert all(len({line[:1] if line[:1] in "|#" else "" for line in block.split("\n")}) == 1 for block in blocks)
-        assert "\n\n\n" not in body
 
 
 @pytest.mark.parametrize(
@@ -281,38 +257,9 @@ def test_a_foreign_readme_is_replaced_on_request_and_an_own_card_always(run, tmp
     assert "# second\n" in (tmp_path / "README.md").read_text()
 
 
-def test_figures_of_a_former_save_do_not_stay_and_other_files_do(run, tmp_path):
-    assert save(run, tmp_path / "out") == 0
-    (tmp_path / "out/notes.txt").write_text("mine")
-    shutil.copytree(run / "model", tmp_path / "bare/model")
-    assert save(tmp_path / "bare/model", tmp_path / "out") == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"notes.txt", "README.md", "config.json"} < names and "eval.json" not in names
-
-
-def test_a_model_saved_where_one_stands_is_called_by_that_folder(run, tmp_path, monkeypatch):
-    (tmp_path / "birds").mkdir()
-    monkeypatch.chdir(tmp_path / "birds")
-    assert save(run, ".") == 0
-    assert "# birds\n" in (tmp_path / "birds/README.md").read_text() and Path("config.json").exists()
-
-
-def test_a_disk_without_room_is_refused_before_the_card_is_made(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**5))
-    assert save(run, tmp_path / "out") == 2
-    assert "MiB are free in" in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
-    assert save(run, tmp_path / "out") == 0
-    fitted_openclip(tmp_path)
-    assert save(tmp_path / "fitted", tmp_path / "out") == 2
-    assert "another model (config.json, model.safetensors)" in capsys.readouterr().err
-
-
 HOSTILE = ["x\n\n# Licence\n\nPublic domain", "<script>alert(1)</script> <!-- x &lt;b>", "a\x1b[31mb\u202eb", "# x"]
 HOSTILE += ["![x](http://evil/x.png) [x](javascript:alert(1)) \\[x](y)", "x | y\n|---|---|", "`` ` x **x**", "1. x"]
-HOSTILE += ["---\nlicense: mit\n---", "~~~\nx"]
+HOSTILE += ["---\nlicense: mit\n---"]
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -360,17 +307,6 @@ def test_figures_that_cannot_be_are_refused(run, text, tmp_path, capsys):
     assert FIGURES[text] in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_figures_that_are_not_finite_are_left_out(run, tmp_path):
-    (tmp_path / "eval.json").write_text(
-        '{"refusal/names_i2t/answer/ece": NaN, "names/i2t/R@1": Infinity, "names/i2t/R@5": 0.5, '
-        '"names/i2t/chance_R@5": NaN}'
-    )
-    assert save(run, tmp_path / "out", "--metrics", str(tmp_path / "eval.json")) == 0
-    _, body = front_and_body(tmp_path / "out")
-    assert "nan" not in body.lower() and "inf%" not in body and "| 50.0% |  |" in body and "off by" not in body
-    assert json.loads((tmp_path / "out/eval.json").read_text())["names/i2t/R@1"] is None
-
-
 def test_a_configuration_of_other_types_is_an_error_in_one_line(run, tmp_path, capsys):
     shutil.copytree(run, folder := tmp_path / "run")
     wrong = [[], {"data": None}, {"val": []}, {"data": {"train_data": ["a"]}}, {"data": {"train_data": 5}}]
@@ -396,22 +332,3 @@ def test_links_out_of_a_folder_are_refused_and_those_of_the_cache_are_not(run, t
     assert main(["hub", "push", str(snapshot), "org/name", "--dry-run"]) == 2
     assert "vocab.json is a link to" in (said := capsys.readouterr().err) and "cp -rL" in said
     assert not (tmp_path / "other").exists()
-
-
-def test_a_tokenizer_whose_package_is_missing_is_an_error_in_one_line(run, tmp_path, capsys, monkeypatch):
-    shutil.copytree(run / "model", folder := tmp_path / "model")
-    (folder / "spiece.model").write_bytes(b"x")
-    config = json.loads((folder / "config.json").read_text())
-    config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "any"
-    (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    model = ["--model", f"local-dir:{folder}"]
-    for words in (
-        ["hub", "save", str(folder), "--output", str(tmp_path / "out")],
-        ["uncertainty", *model, "--data", "x.csv", "--output", str(tmp_path / "u")],
-        ["figures", *model, "--data", UNSEEN, "--output", str(tmp_path / "f")],
-        ["search", "build", str(tmp_path / "i"), *model, "--data", f"shards:{UNSEEN}"],
-    ):
-        assert main(words) == 2
-        error = capsys.readouterr().err
-        assert "pip install sentencepiece" in error and error.count("\n") == 1, words

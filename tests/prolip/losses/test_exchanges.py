@@ -9,12 +9,10 @@ import torch
 import torch.distributed as dist
 from distributed_helpers import run_ranks
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.losses import Factors, Matches, contrastive, ppcl, ppcl_over_ranks
-from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
-from prolip.losses.exchanges import pack_rows, row_width
+from prolip.losses import Matches, ppcl, ppcl_over_ranks
+from prolip.losses.contrastive import choose_exchange
 
 # Gathered rows of 9 means and a trace are padded.
 RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 9, 6.0, -3.0
@@ -72,31 +70,6 @@ def ring_case(member: int, group, dtype: torch.dtype, labelled: bool, exchange: 
     return found
 
 
-class Linears(nn.Module):
-    """A model small enough to train on a line: two linear towers, PPCL over the ranks in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.image, self.text = nn.Linear(DIM, 2 * DIM).double(), nn.Linear(DIM, 2 * DIM).double()
-        self.log_scale = nn.Parameter(torch.tensor(SCALE, dtype=torch.float64).log())
-        self.bias = nn.Parameter(torch.tensor(BIAS, dtype=torch.float64))
-
-    def forward(self, images: Tensor, texts: Tensor, group=None) -> Tensor:
-        image, text = (Gaussian(*z.chunk(2, -1)) for z in (self.image(images), self.text(texts)))
-        return ppcl_over_ranks(image, text, self.log_scale.exp(), self.bias, group=group)
-
-
-def ddp_case(member: int, group) -> dict[str, Tensor]:
-    image, text = batch(member, torch.float64)
-    wrapped = DistributedDataParallel(Linears(), process_group=group)
-    for _ in range(2):
-        wrapped.zero_grad()
-        loss = wrapped(image.mean.detach(), text.mean.detach(), group)
-        (3 * loss).backward()
-    return {name: p.grad for name, p in wrapped.module.named_parameters()}
-
-
 def all_cases(rank: int) -> dict:
     """Every check of this file, in one spawn. All processes make all groups; only its members use one."""
     groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
@@ -106,9 +79,6 @@ def all_cases(rank: int) -> dict:
         if rank in GROUPS[name]:
             member = GROUPS[name].index(rank)
             found[(name, *case)] = ring_case(member, groups[name], *case)
-    for name, ranks in GROUPS.items():
-        if rank in ranks:
-            found["ddp", name] = ddp_case(ranks.index(rank), groups[name])
     return found
 
 
@@ -146,77 +116,8 @@ def test_ranks_match_one_process_on_the_concatenated_batch(found, name, dtype, l
     close(torch.cat([g["only image.mean"] for g in got]), want["image.mean"] * size, dtype)
 
 
-def test_known_matches_reach_across_ranks():
-    """The labels of the cases above hold positives between ranks, so those cases cannot pass without them."""
-    labels = whole(2, torch.float64, True)[-1]
-    hits = (labels.image[:BATCH, None] == labels.text[None, BATCH:, None]) & (labels.text[None, BATCH:, None] != -1)
-    assert hits.any()
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_parameter_gradients_under_ddp_equal_one_process(found, name):
-    ranks = GROUPS[name]
-    image, text, *_ = whole(len(ranks), torch.float64, False)
-    model = Linears()
-    (3 * model(image.mean.detach(), text.mean.detach())).backward()
-    for rank in ranks:
-        for key, parameter in model.named_parameters():
-            close(found[rank]["ddp", name][key], parameter.grad, torch.float64)
-
-
 def test_devices_gather_what_fits_and_others_go_round_the_ring():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert choose_exchange(32, 512, 768, gpu) == choose_exchange(1024, 64, 768, gpu) == "gather"
     assert choose_exchange(2, 512, 768, gpu) == choose_exchange(1024, 512, 768, gpu) == "ring"
     assert choose_exchange(32, 512, 768, cpu) == "ring"
-
-
-def test_the_bound_on_gathered_texts_counts_their_padding():
-    """With D = 768 a row is 772 numbers wide; a text and its sums take 8 times as many bytes."""
-    most = GATHERED_BYTES // (8 * 772 * 1024)
-    assert choose_exchange(1024, most, 768, torch.device("cuda")) == "gather"
-    assert choose_exchange(1024, most + 1, 768, torch.device("cuda")) == "ring"
-    assert (most + 1) * 1024 * 8 * 769 <= GATHERED_BYTES
-
-
-def test_one_process_without_torch_distributed_falls_back_to_ppcl():
-    image, text, scale, bias, labels = whole(2, torch.float64, True)
-    assert torch.equal(ppcl_over_ranks(image, text, scale, bias, labels), ppcl(image, text, scale, bias, labels))
-
-
-SENDERS, ROWS, WIDTH = 3, 4, 5
-
-
-@pytest.mark.parametrize("dim, width", [(1, 4), (3, 4), (4, 8), (768, 772), (1152, 1156)])
-def test_rows_hold_vector_and_offset_and_are_whole_parts_of_16_bytes(dim, width):
-    assert row_width(dim) == width
-    text = Factors(torch.randn(ROWS, dim), torch.rand(ROWS))
-    rows = pack_rows(text)
-    assert rows.shape == (ROWS, width) and rows.stride(0) * rows.element_size() % 16 == 0
-    assert torch.equal(rows[:, :dim], text.vector) and torch.equal(rows[:, dim], text.offset)
-    assert not rows[:, dim + 1 :].any()
-
-
-def sums_sent(rank: int) -> torch.Tensor:
-    """The rows of sums that a rank gives to the reduce-scatter: (SENDERS * ROWS, row_width(WIDTH))."""
-    torch.manual_seed(rank)
-    image, text = (Gaussian(*(torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(2))) for _ in range(2))
-    honest, sent, choose = dist.reduce_scatter_tensor, [], contrastive.choose_exchange
-
-    def note(out, given, **options):
-        sent.append(given.clone())
-        return honest(out, given, **options)
-
-    dist.reduce_scatter_tensor, contrastive.choose_exchange = note, lambda *facts: "gather"
-    try:
-        ppcl_over_ranks(image, text, 0.1, 0.0)
-    finally:
-        dist.reduce_scatter_tensor, contrastive.choose_exchange = honest, choose
-    return sent[0]
-
-
-def test_padded_sums_are_zero_and_all_others_are_not():
-    for sums in run_ranks(SENDERS, sums_sent):
-        assert sums.shape == (SENDERS * ROWS, row_width(WIDTH)) == (12, 8)
-        assert not sums[:, WIDTH + 1 :].any()
-        assert sums[:, : WIDTH + 1].ne(0).all()

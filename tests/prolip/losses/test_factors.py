@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
 from loss_cases import assert_same_value_and_gradients, brute_mask, gaussian, leaves_of, scalars, some_matches
 from torch import Tensor
 
 from prolip import losses, measures
-from prolip.gaussian import Gaussian, concatenate
-from prolip.losses import Factors, Matches, sigmoid_loss, sigmoid_loss_over_ranks
+from prolip.gaussian import Gaussian
+from prolip.losses import Factors, sigmoid_loss
 
 BATCH, DIM = 5, 6
 
@@ -33,7 +30,6 @@ def wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
 
 SIMILARITIES = {"csd": csd, "mean": mean, "wasserstein2": wasserstein2}
 FACTORS = {name: getattr(losses, f"{name}_factors") for name in SIMILARITIES}
-CASES = list(product(FACTORS, ("ring", "gather"), (2, 3, 4)))
 
 
 def batch(member: int) -> tuple[Gaussian, Gaussian]:
@@ -71,43 +67,6 @@ def test_the_loss_of_factors_equals_the_direct_one_in_value_and_every_gradient(n
     want = direct_loss(SIMILARITIES[name](image, text), scale, bias, brute_mask(labels, BATCH))
     sides = [image.mean, text.mean] if name == "mean" else leaves_of(image, text)
     assert_same_value_and_gradients(got, want, [*sides, scale, bias])
-
-
-def ranks_case(rank: int) -> dict:
-    """Every factored score by either exchange, in worlds of 2 to 4 ranks."""
-    groups = {size: torch.distributed.new_group(list(range(size))) for size in (2, 3, 4)}
-    found = {}
-    for name, exchange, size in CASES:
-        if rank < size:
-            (image, text), (scale, bias) = batch(rank), scalars()
-            factors, labels = [FACTORS[name](z) for z in (image, text)], some_matches(BATCH, rank)
-            loss = sigmoid_loss_over_ranks(*factors, scale, bias, labels, groups[size], block=2, exchange=exchange)
-            gradients = torch.autograd.grad(loss, leaves_of(image, text, scale, bias), allow_unused=True)
-            found[name, exchange, size] = loss.detach(), *gradients
-    return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict]:
-    return run_ranks(4, ranks_case)
-
-
-@pytest.mark.parametrize("name,exchange,size", CASES)
-def test_ranks_match_one_process_by_either_exchange(found, name, exchange, size):
-    sides = [concatenate(side) for side in zip(*(batch(member) for member in range(size)))]
-    image, text = (Gaussian(*(x.detach().requires_grad_() for x in z)) for z in sides)
-    labels = Matches(*(torch.cat(x) for x in zip(*(some_matches(BATCH, member) for member in range(size)))))
-    leaves = leaves_of(image, text, *scalars())
-    loss = direct_loss(SIMILARITIES[name](image, text), *leaves[4:], brute_mask(labels, size * BATCH))
-    want = [loss.detach(), *torch.autograd.grad(loss, leaves, allow_unused=True)]
-    got = list(zip(*(found[rank][name, exchange, size] for rank in range(size))))
-    for place, (parts, whole) in enumerate(zip(got, want)):
-        if whole is None:
-            assert parts == (None,) * size  # the cosine of means has no variances
-        elif 1 <= place <= 4:
-            torch.testing.assert_close(torch.cat(parts), whole * size, rtol=1e-10, atol=1e-10)
-        else:
-            torch.testing.assert_close(torch.stack(parts).mean(0), whole, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,6 @@ def test_the_kernel_finds_known_matches(diagonal):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=1e-4)
 
 
-def test_the_kernel_without_gradients_gives_the_loss_alone():
-    block = block_of(40, 150)
-    loss, gradient = fused.sum_block(*block, Positives(0), 1.0, False)
-    assert gradient is None
-    torch.testing.assert_close(loss, pairs.sum_block(*block, Positives(0), 1.0, False)[0])
-
-
 def test_the_kernel_keeps_the_digits_of_pairs_on_the_right_side_and_overflows_nowhere():
     ends, middle = [1e30, 1e4, 200.0, 87.0, 80.0, 30.0, 29.9, 10.0, 1.0, 0.35, 1e-4], [0.0, torch.nan, torch.inf]
     logits = torch.tensor([*(-x for x in ends), *middle, *ends], device=DEVICE)
@@ -102,59 +95,3 @@ def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
         results.append([value, *torch.autograd.grad(value, [*image, *text, scale, bias])])
     for mine, plain in zip(*results):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-7)
-
-
-def test_autocast_does_not_reach_the_products_before_the_kernel(monkeypatch):
-    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
-    draw = torch.Generator().manual_seed(4)
-    image, text = (
-        Gaussian(*(torch.randn(9, 16, generator=draw).to(DEVICE).requires_grad_() for _ in range(2))) for _ in range(2)
-    )
-    want = ppcl(image, text, 10.0, -4.0)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        got = ppcl(image, text, 10.0, -4.0)
-    assert torch.equal(got, want)
-
-
-def test_the_kernel_starts_on_the_device_of_its_tensors(monkeypatch):
-    """On a machine with several devices, whichever of them is the current one."""
-    inside: list[object] = []
-
-    class DeviceOf:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __enter__(self):
-            inside.append(self.tensor)
-
-        def __exit__(self, *_):
-            inside.pop()
-
-    class Kernel:
-        def __getitem__(self, tiles):
-            def start(products, *arguments, **options):
-                assert len(inside) == 1 and inside[0] is products
-                seen.append(tiles)
-
-            return start
-
-    seen: list[tuple] = []
-    monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
-    monkeypatch.setattr(fused, "_pairs_kernel", Kernel())
-    fused.sum_block(*block_of(40, 150), Positives(0), 1.0, True)
-    assert seen == [(2, 2)] and not inside
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_ppcl_runs_on_a_device_that_is_not_the_current_one():
-    draw = torch.Generator().manual_seed(3)
-    cpu = [Gaussian(torch.randn(9, 5, generator=draw), torch.randn(9, 5, generator=draw) - 4) for _ in range(2)]
-    got = ppcl(*(z.to("cuda:1") for z in cpu), 10.0, -5.0)
-    torch.testing.assert_close(got.cpu(), ppcl(*cpu, 10.0, -5.0), rtol=1e-5, atol=0)
-
-
-def test_float64_is_left_to_the_plain_operations(monkeypatch):
-    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
-    zeros = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
-    own = Factors(zeros, zeros[:, 0])
-    assert pairs.choose_sum_block(own) is pairs.sum_block

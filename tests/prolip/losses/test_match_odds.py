@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
 from torch.autograd import gradcheck
 
 from prolip.losses import log_match_odds, uniformity_over_ranks
@@ -67,20 +66,3 @@ def test_uniformity_is_the_log_of_the_mean_over_different_points():
     assert uniformity_over_ranks(far).isfinite()  # the mean itself is 0
     with pytest.raises(ValueError, match="1 points have no pairs"):
         uniformity_over_ranks(points[:1])
-
-
-def rank_share(rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    points = draw(12, 4)[rank * 12 // world_size : (rank + 1) * 12 // world_size].requires_grad_()
-    value = uniformity_over_ranks(points)
-    return value.detach(), torch.autograd.grad(value, points)[0]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_uniformity_over_ranks_is_that_of_one_process(world_size):
-    points = draw(12, 4).requires_grad_()
-    whole = by_loops(points)
-    gradient = torch.autograd.grad(whole, points)[0]
-    found = run_ranks(world_size, rank_share, world_size)
-    for value, _ in found:
-        torch.testing.assert_close(value, whole.detach())
-    torch.testing.assert_close(torch.cat([x for _, x in found]) / world_size, gradient)  # DDP's mean

@@ -14,11 +14,10 @@ from distributed_helpers import run_ranks
 from loss_cases import DOUBLE, brute_logits, brute_mask, gaussian, some_matches
 from peak_elements import PeakElements
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from prolip import measures
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, ppcl, tiled_loss_over_ranks, transpose_over_ranks
+from prolip.losses import Matches, tiled_loss_over_ranks, transpose_over_ranks
 
 BATCH, DIM, TILE, SAMPLES, SEED = 3, 4, 2, 3, 5
 # Which processes form a group: the worlds 1..4, and one whose ranks are not 0..W-1.
@@ -188,36 +187,6 @@ def with_gradients(loss: Tensor, case: Case) -> dict[str, Tensor]:
     return {"loss": loss.detach()} | {key: x for key, x in zip(leaves, gradients) if x is not None}
 
 
-class Towers(nn.Module):
-    """Two linear towers and a network as their score, for DDP."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(SEED)
-        self.image, self.text = (nn.Linear(DIM, 2 * DIM).double() for _ in range(2))
-        self.network = nn.Sequential(nn.Linear(4 * DIM, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-        self.log_scale = nn.Parameter(torch.zeros((), dtype=DOUBLE))
-
-    def forward(self, images: Tensor, texts: Tensor, group=None) -> Tensor:
-        sides = [Gaussian(*tower(x).chunk(2, -1)) for tower, x in ((self.image, images), (self.text, texts))]
-        scale = self.log_scale.exp()
-
-        def loss(similarity: Tensor, positive: Tensor) -> Tensor:
-            columns = transpose_over_ranks(similarity, group)
-            return sum(sigmoid(scale * x, positive, positive) for x in (similarity, columns)) + scale / 3
-
-        parameters = (scale, *self.network.parameters())
-        return tiled_loss_over_ranks(
-            lambda p, q: by_network(self.network, p, q), *sides, loss, parameters, group=group, tile=TILE
-        )
-
-
-def ddp_case(case: Case, group) -> dict[str, Tensor]:
-    wrapped = DistributedDataParallel(Towers(), process_group=group)
-    (3 * wrapped(case.image.mean.detach(), case.text.mean.detach(), group)).backward()
-    return {name: p.grad for name, p in wrapped.module.named_parameters()}
-
-
 def all_cases(rank: int) -> dict:
     """Every check of this file, in one spawn. All processes make all groups; only its members use one."""
     groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
@@ -230,14 +199,8 @@ def all_cases(rank: int) -> dict:
         for name, kind in CASES:
             case = Case([place])
             found[world, name, kind] = with_gradients(tiled(name, kind, case, group, place), case)
-        case = Case([place], 64, 8)
-        found[world, "large"] = with_gradients(tiled("elk", "sigmoid", case, group, place, tile=48), case)
-        found[world, "ddp"] = ddp_case(Case([place]), group)
         matrix = torch.arange(BATCH * len(members)) + 100.0 * (place * BATCH + torch.arange(BATCH))[:, None]
         found[world, "transpose"] = transpose_over_ranks(matrix, group)
-        with torch.no_grad():
-            case = Case([place])
-            found[world, "no_grad"] = tiled("elk", "softmax", case, group, place)
     return found
 
 
@@ -266,31 +229,6 @@ def test_ranks_match_one_process_without_tiles_in_value_and_every_gradient(found
     compare(
         [found[rank][world, name, kind] for rank in GROUPS[world]], with_gradients(direct(name, kind, whole), whole)
     )
-
-
-@pytest.mark.parametrize("world", GROUPS)
-def test_elk_on_64_rows_of_each_rank_equals_the_direct_computation(found, world):
-    whole = Case(list(range(len(GROUPS[world]))), 64, 8)
-    compare(
-        [found[rank][world, "large"] for rank in GROUPS[world]], with_gradients(direct("elk", "sigmoid", whole), whole)
-    )
-
-
-@pytest.mark.parametrize("world", GROUPS)
-def test_parameters_of_score_and_loss_have_the_gradients_of_one_process_under_ddp(found, world):
-    whole, towers = Case(list(range(len(GROUPS[world])))), Towers()
-    (3 * towers(whole.image.mean.detach(), whole.text.mean.detach())).backward()
-    for rank in GROUPS[world]:
-        for key, parameter in towers.named_parameters():
-            torch.testing.assert_close(found[rank][world, "ddp"][key], parameter.grad, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("world", GROUPS)
-def test_without_grad_mode_there_is_the_value_alone(found, world):
-    for rank in GROUPS[world]:
-        value = found[rank][world, "no_grad"]
-        assert not value.requires_grad
-        torch.testing.assert_close(value, found[rank][world, "elk", "softmax"]["loss"], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("world", GROUPS)
@@ -330,12 +268,6 @@ def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
         tiled_loss_over_ranks(lambda x, y: score(x, y)[None, None], images, texts, loss, (case.scale, *learned), tile=2)
 
 
-def test_csd_with_the_sigmoid_loss_is_ppcl():
-    case = Case([0, 1, 2])
-    want = ppcl(case.image, case.text, case.scale, case.bias, case.labels)
-    compare([with_gradients(tiled("csd", "sigmoid", case), case)], with_gradients(want, case))
-
-
 @pytest.mark.parametrize("needed", ["image.log_var", "text.mean", "scale", "0.weight"])
 def test_the_one_gradient_that_is_needed_is_given(needed):
     case = Case([0, 1])
@@ -360,12 +292,6 @@ def test_half_precision_rows_are_scored_in_float32_under_autocast():
     assert torch.equal(got, want)
     gradients = [torch.autograd.grad(x, z[0].log_var)[0] for x, z in ((got, low), (want, high))]
     assert gradients[0].dtype == torch.bfloat16 and torch.equal(gradients[0], gradients[1].bfloat16())
-
-
-def test_second_derivatives_are_refused():
-    case = Case([0])
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(tiled("kl", "sigmoid", case), case.image.mean, create_graph=True)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

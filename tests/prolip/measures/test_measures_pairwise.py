@@ -3,18 +3,13 @@
 import pytest
 import torch
 from peak_elements import PeakElements
+from random_gaussians import gaussian
 
 from prolip import measures
 from prolip.gaussian import Gaussian
 from prolip.measures.pairwise import all_pairs
 
 TILED = ("kl", "js", "elk", "bhattacharyya", "log_inclusion", "inclusion_test")
-
-
-def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Gaussian:
-    generator = torch.Generator().manual_seed(seed)
-    mean, log_var = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    return Gaussian(mean.to(dtype), (log_var - 1).to(dtype))
 
 
 def spread(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
@@ -79,20 +74,6 @@ def test_empty_sets_give_empty_matrices_that_backward_accepts(name, shape):
 
 
 @pytest.mark.parametrize("name", measures.MEASURES)
-def test_pairwise_refuses_other_widths_and_other_ranks(name):
-    f = measures.MEASURES[name].pairwise
-    with pytest.raises(ValueError, match=r"\(3, 5\) and \(4, 6\) differ in their last dimension D"):
-        f(gaussian(3, 5), gaussian(4, 6))
-    with pytest.raises(ValueError, match="flatten the leading dimensions"):
-        f(gaussian(2, 3, 5), gaussian(4, 5))
-
-
-def test_a_workspace_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="give 1"):
-        measures.pairwise_kl(gaussian(3, 5), gaussian(4, 5), max_elements=0)
-
-
-@pytest.mark.parametrize("name", measures.MEASURES)
 def test_autocast_does_not_lower_the_precision(name):
     p, q = gaussian(6, 32, dtype=torch.float32), gaussian(7, 32, seed=1, dtype=torch.float32)
     m = measures.MEASURES[name]
@@ -143,23 +124,13 @@ def test_no_tensor_of_all_pairs_times_width_exists_in_either_pass(name, training
     assert count.peak <= 4 * matrices + 3 * inputs + 24 * tile < b1 * b2 * d / 3
 
 
-@pytest.mark.parametrize("name", TILED)
-def test_the_memory_count_notices_an_untiled_measure(name):
-    """The counterpart of the test above: with a workspace for everything the count passes B1 * B2 * D."""
-    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 96, dtype=torch.float32))) for b in (96, 128))
-    with PeakElements() as count:
-        measures.MEASURES[name].pairwise(p, q, max_elements=2**30).sum().backward()
-    assert count.peak > 2 * 96 * 128 * 96
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_match_probability_keeps_no_distances_of_all_samples(exact):
+def test_match_probability_keeps_no_distances_of_all_samples():
     """B1 * B2 * J^2 = 147,456 distances: tiled in both passes, the samples themselves (J (B1 + B2) D) are kept."""
     p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 8, dtype=torch.float32))) for b in (48, 48))
     peaks = []
     for max_elements in (2048, 2**30):
         with PeakElements() as count:
-            measures.pairwise_log_match_probability(p, q, 3.0, 2.0, 8, None, exact, max_elements).sum().backward()
+            measures.pairwise_log_match_probability(p, q, 3.0, 2.0, 8, None, max_elements).sum().backward()
         peaks.append(count.peak)
     assert peaks[0] < 48 * 48 * 64 / 2
     assert peaks[1] > 2 * 48 * 48 * 64

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
-from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods.accumulate import accumulate_backward
-from prolip.methods.base import RECALL, Context, Objective
+from prolip.methods.base import Context, Objective
 from prolip.methods.deterministic import (
-    CLIPConfig,
     CLIPObjective,
     InfoNCEConfig,
     InfoNCEObjective,
-    SigLIPConfig,
+    PointsConfig,
     SigLIPObjective,
     TripletConfig,
     TripletObjective,
@@ -30,8 +26,8 @@ from prolip.methods.deterministic import (
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 
 METHODS = {
-    "siglip": (SigLIPConfig, SigLIPObjective),
-    "clip": (CLIPConfig, CLIPObjective),
+    "siglip": (PointsConfig, SigLIPObjective),
+    "clip": (PointsConfig, CLIPObjective),
     "likelihood": (LikelihoodConfig, LikelihoodObjective),
     "likelihood-captions": (partial(LikelihoodConfig, captions_per_image=3), LikelihoodObjective),
     "likelihood-softmax-captions": (
@@ -143,27 +139,6 @@ def test_exactly_the_uncertainty_parameters_are_frozen_and_all_others_learn(name
     assert all(grad.abs().max() > 0 for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_nothing_is_prepared_and_the_scale_is_clamped(name):
-    objective, batch = make_objective(name), make_batch(name, 6)
-    prepared = objective.prepare(batch, step=0)
-    assert all(prepared[name] is value for name, value in batch.items()) and prepared.keys() <= {*batch, "hardest"}
-    with torch.no_grad():
-        objective.model.logit_scale.fill_(9.0)
-    objective.after_step()
-    assert objective.model.logit_scale.item() == pytest.approx(math.log(100.0))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_loss_is_computed_in_float32_under_autocast(name):
-    objective, batch = make_objective(name).float(), make_batch(name, 6)
-    batch = objective.prepare(batch | {"image": batch["image"].float()}, step=0)
-    reps = {key: rep.detach() for key, rep in objective.embed(batch).items()}
-    exact = objective.terms(reps, batch)["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(objective.terms(reps, batch)["loss"], exact)
-
-
 def test_infonce_without_further_matches_is_clip():
     want = step(make_objective("clip"), make_batch("clip", 6))
     alone = make_batch("infonce", 6) | {"caption_id": torch.arange(6), "caption_ids": torch.arange(6)[:, None]}
@@ -172,39 +147,6 @@ def test_infonce_without_further_matches_is_clip():
         assert_close(got[0], want[0])
         assert_close(got[1], want[1])
     assert step(make_objective("infonce"), make_batch("infonce", 6))[0]["loss"] != want[0]["loss"]
-
-
-@pytest.mark.parametrize("name", KNOWING)
-def test_who_knows_matches_wants_to_know_the_captions(name):
-    objective = make_objective(name)
-    assert objective.needs(objective.config).data == {"known_matches": True}
-    with pytest.raises(ValueError, match="known_matches wants caption_id and caption_ids in the batch, which has"):
-        objective.prepare(make_batch("clip", 2), step=0)
-
-
-def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], tuple[dict, dict]]:
-    results = {}
-    for name in METHODS:
-        batch = {key: value[rank::world_size] for key, value in make_batch(name, rows).items()}
-        for parts in (1, 2):
-            wrapper = DistributedDataParallel(make_objective(name, rank, world_size))
-            terms = accumulate_backward(wrapper, wrapper.module.prepare(batch, step=0), parts)
-            results[name, parts] = (terms, gradients(wrapper.module))
-    return results
-
-
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
-    """OpenCLIP's distributed options as set here are exact under DDP's mean, with an odd and an even ring."""
-    rows = 4 * world_size
-    ranks = run_ranks(world_size, train_rank, world_size, rows)
-    for name, parts in ranks[0]:
-        terms, grads = step(make_objective(name), make_batch(name, rows))
-        del terms[RECALL]  # of each rank's own rows
-        shares = [rank[name, parts] for rank in ranks]
-        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
-        for _, share in shares:
-            assert_close(share, grads)
 
 
 def test_the_sum_of_all_negatives_gives_way_to_the_hardest():

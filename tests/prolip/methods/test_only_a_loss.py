@@ -14,9 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.methods.base import MeansObjective
-from prolip.scores import MeanScore
-from training.main import build_parser
+from training.main import main
 
 PAGE = (Path(__file__).parents[3] / "docs/adding_a_method.md").read_text(encoding="utf-8")
 
@@ -36,20 +34,15 @@ def module() -> ModuleType:
     return import_module("smooth")
 
 
-def test_the_example_is_25_lines_and_opens_the_page(lines):
-    assert len([line for line in lines.splitlines() if line.strip()]) <= 25
-    assert PAGE.index(lines) < 200 and "A method is four things" in PAGE[PAGE.index(lines) :]
-
-
-def test_it_trains_by_the_command_of_the_page_with_scale_and_bias_in_the_log(lines, forked, tmp_path):
+def test_it_trains_by_the_command_of_the_page_with_scale_and_bias_in_the_log(lines, tmp_path, capsys):
+    assert len([line for line in lines.splitlines() if line.strip()]) <= 25 and PAGE.index(lines) < 200
     command = re.search(r"^python -m training.main (--method smooth .*?)\n```", PAGE, re.DOTALL | re.MULTILINE)[1]
     words = shlex.split(command.replace("\\\n", " "))
-    before = f"sys.path.append({str(tmp_path)!r}); os.environ['PROLIP_METHODS'] = 'smooth'"
-    assert forked.run(*words, "--output", tmp_path, "--log-every-n-steps", "5", before=before) == 0, forked.err[-3000:]
+    assert main([*words, "--output", str(tmp_path), "--log-every-n-steps", "5"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "smooth/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["loss"] < rows[0]["loss"] and rows[-1]["step"] == 20
     assert all(row["scale"] > 9 and row["bias"] < 0 for row in rows)
-    assert re.search(r"\| scale [\d.]+  bias -[\d.]+ \|", forked.out), forked.out
+    assert re.search(r"\| scale [\d.]+  bias -[\d.]+ \|", capsys.readouterr().out)
     assert json.loads((tmp_path / "smooth/config.json").read_text())["objective"] == {"smoothing": 0.05}
 
 
@@ -70,11 +63,3 @@ def test_its_loss_is_cross_entropy_with_smoothed_labels(lines, smoothing):
     found = objective.logged(reps, {})
     assert found["loss"].item() == pytest.approx(want.item(), rel=1e-5)
     assert found["scale"] == 3 and found["bias"] == -1
-
-
-def test_the_help_of_a_method_is_its_own_sentence_or_none_and_never_a_signature(lines):
-    assert "objective:\n  SigLIP's loss with smoothed labels." in build_parser("smooth").format_help()
-    module().SmoothConfig.__doc__ = "SmoothConfig(*, smoothing: 'float' = 0.1)"  # as a dataclass without one has it
-    text = build_parser("smooth").format_help()
-    assert "SmoothConfig(" not in text and "--smoothing FLOAT" in text
-    assert issubclass(module().SmoothObjective, MeansObjective) and module().METHODS["smooth"].score is MeanScore

@@ -9,16 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import evaluate_corpus
-from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
-from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.gaussian import Gaussian
 from prolip.methods import score_of
 from prolip.methods.accumulate import accumulate_backward
-from prolip.methods.base import RECALL, Context
+from prolip.methods.base import Context
 from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
 from training.main import main
 
@@ -133,28 +131,6 @@ def test_the_loss_is_released_sums_over_2_b_with_the_weights_of_the_notes(vib_be
     assert not uniform_lambda or f"uniform_lambda {uniform_lambda:.3g} of" in notes[2]
 
 
-def train_rank(rank: int, world_size: int, rows: int) -> dict:
-    results = {}
-    for name, settings in SETTINGS.items():
-        wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
-        own = {key: x[rank * rows : (rank + 1) * rows] for key, x in make_batch(rows * world_size).items()}
-        results[name] = accumulate_backward(wrapper, own), gradients(wrapper.module)
-    return results
-
-
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-def test_ranks_equal_one_process_on_the_whole_batch(world_size):
-    ranks = run_ranks(world_size, train_rank, world_size, 4)
-    for name in ranks[0]:
-        objective = make_objective(SETTINGS[name])
-        terms = accumulate_backward(objective, make_batch(4 * world_size))
-        del terms[RECALL]  # of each rank's own rows
-        shares = [rank[name] for rank in ranks]
-        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
-        for _, share in shares:
-            assert_close(share, gradients(objective))
-
-
 def test_samples_change_with_step_seed_and_rank_alone():
     batch = {name: x for name, x in make_batch(4).items() if not name.startswith("noise")}
     objective, other = make_objective(), make_objective(rank=1, world_size=2)
@@ -214,7 +190,7 @@ def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measur
     model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert result.similarity == "pcme" and "trace/group" in result.metrics
-    for measure in ("mean", "csd", "wasserstein2", "kl", "js", "elk", "bhattacharyya", "match_probability"):
+    for measure in ("elk", "match_probability"):
         other = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", measure])
         if measure == "match_probability":  # with the trained a and b, so the same
             assert other.similarity == "pcme"

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import copy
-import shlex
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import evaluate_corpus
-from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
-from torch.nn.parallel import DistributedDataParallel
 
 import prolip
-from drawings import SHARDS, UNSEEN
-from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.accumulate import accumulate_backward, split_batch
-from prolip.methods.base import RECALL, Context
+from prolip.methods.base import Context
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
+from prolip.models.heads import Tokens
 from prolip.random import Draws, Stream
-from training.main import main
 
 DOUBLE = torch.float64
 SETTINGS = {
@@ -34,7 +27,7 @@ SETTINGS = {
 
 def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEppObjective:
     torch.manual_seed(0)
-    own = {"size_augment": 0.0} | (settings or {})
+    own = {"size_augment": 0.0, "mix_fraction": 0.0} | (settings or {})
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcmepp", "config": own}).double()
     return PCMEppObjective(model, PCMEppConfig(**own), Context(rank=rank, world_size=world_size))
 
@@ -108,71 +101,6 @@ def test_the_loss_and_its_gradients_are_equation_3_pair_by_pair(settings):
     assert (other.model.logit_bias + other.model.logit_scale.exp()).item() == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("which", ["first", "all"])
-def test_pseudo_positives_do_not_depend_on_tiles(which, monkeypatch):
-    own = {"pseudo_positives": which, "pseudo_weight": 1.0}
-    one, other, others = make_objective(own), make_objective(own), make_objective({"pseudo_weight": 1.0})
-    whole = accumulate_backward(one, make_batch(8))
-    assert (whole["loss"] == accumulate_backward(others, make_batch(8))["loss"]) == (which == "all")  # labels that tell
-    monkeypatch.setattr("prolip.methods.pcmepp.tiled_loss_over_ranks", partial(tiled_loss_over_ranks, tile=3))
-    assert_close(accumulate_backward(other, make_batch(8)), whole)
-    assert_close(gradients(other), gradients(one))
-
-
-def test_every_trained_parameter_gets_a_gradient_and_the_towers_own_projections_none():
-    objective = make_objective()
-    accumulate_backward(objective, make_batch(6))
-    frozen = {n for n, p in objective.named_parameters() if not p.requires_grad}
-    assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
-    assert frozen == {
-        f"model.{n}"
-        for n in (
-            "visual.proj",
-            "visual.ln_post.weight",
-            "visual.ln_post.bias",
-            "visual.uncertainty_proj.weight",
-            "visual.uncertainty_proj.bias",
-            "text.text_projection.weight",
-            "text.ln_final.weight",
-            "text.ln_final.bias",
-            "text.text_uncertainty_projection.weight",
-            "text.text_uncertainty_projection.bias",
-            "text.text_projection.bias",
-        )
-    }
-
-
-def share_of(batch: dict, rank: int, world_size: int) -> dict:
-    """A rank's consecutive rows, whose partners are among them."""
-    rows = len(batch["text"]) // world_size
-    own = {name: x[rank * rows : (rank + 1) * rows] for name, x in batch.items()}
-    return own | {"partner": own["partner"] - rank * rows}
-
-
-def train_rank(rank: int, world_size: int, rows: int) -> dict:
-    results = {}
-    for name, settings in SETTINGS.items():
-        for parts in (1, 2):
-            wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
-            terms = accumulate_backward(wrapper, share_of(make_batch(rows), rank, world_size), parts)
-            results[name, parts] = (terms, gradients(wrapper.module))
-    return results
-
-
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-def test_ranks_equal_one_process_on_the_whole_batch(world_size):
-    rows = 4 * world_size
-    ranks = run_ranks(world_size, train_rank, world_size, rows)
-    for name, parts in ranks[0]:
-        objective = make_objective(SETTINGS[name])
-        terms = accumulate_backward(objective, make_batch(rows))
-        del terms[RECALL]  # of each rank's own rows
-        shares = [rank[name, parts] for rank in ranks]
-        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
-        for _, share in shares:
-            assert_close(share, gradients(objective))
-
-
 def test_prepare_mixes_as_the_step_says_and_both_kinds_come():
     objective = make_objective({"mix_fraction": 0.9})
     batch = make_batch(16, mixed=False)
@@ -229,7 +157,7 @@ def test_a_tower_of_one_block_and_checkpointed_activations_give_the_same():
     torch.testing.assert_close(again.pooled, block(before)[:, 0])
 
 
-def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
+def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays(monkeypatch):
     objective = make_objective({"size_augment": 0.5, "mix_fraction": 0.0})
     batch, head = make_batch(4), objective.model.visual.head
     plain, again = (objective.eval().embed(objective.prepare(batch, step))["image_mean"] for step in (1, 2))
@@ -238,11 +166,19 @@ def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
     assert not torch.equal(one, other) and not torch.equal(one, plain) and torch.equal(one, same)
     with pytest.raises(ValueError, match=r"call objective\.prepare"):
         objective.embed(batch)
-    valid = head.some_of(torch.zeros(4000, 20, 1), None, Draws().uniform(Stream.IMAGE_SIZE, 5, torch.arange(4000), 21))
+    seen = []
+    monkeypatch.setattr(head, "pooled", lambda part, x, valid: seen.append(valid) or x[:, 0])
+    padded = torch.tensor([[True, True, False, False, False]] * 2)
+    for tokens, noise in (
+        (Tokens(torch.zeros(4000, 20, 1)), Draws().uniform(Stream.IMAGE_SIZE, 5, torch.arange(4000), 21)),
+        (Tokens(torch.zeros(2, 5, 1), padded), torch.rand(2, 6)),
+    ):
+        head.noise = noise
+        head(tokens, None, again=lambda block, tokens=tokens: tokens)
+    valid, only = seen[0], seen[2]
     lost = (~valid).float().mean(1)
     assert valid[:, 0].all() and (lost == 0).float().mean() == pytest.approx(0.5, abs=0.05)
     assert lost[lost > 0].mean() == pytest.approx(0.5 * 0.75 * 19 / 20, abs=0.03)  # s times the mean of u in (s, 1)
-    only = head.some_of(torch.zeros(2, 5, 1), torch.tensor([[True, True, False, False, False]] * 2), torch.rand(2, 6))
     assert not only[:, 2:].any()
 
 
@@ -261,17 +197,3 @@ def test_size_augment_loses_the_same_tokens_on_ranks_and_in_micro_batches_as_in_
             torch.testing.assert_close(reps[name], whole[name][rank::world_size])
     pieces = [objective.embed(piece)["text_mean"] for piece in split_batch(prepared, 5)]
     torch.testing.assert_close(torch.cat(pieces), whole["text_mean"])
-
-
-def test_a_run_trains_saves_and_evaluates_by_its_distance(tmp_path, capsys):
-    words = [
-        *shlex.split("--method pcmepp --model ProLIP-ViT-test --train-data"),
-        SHARDS,
-        *shlex.split("--caption-sampling name:2,keywords,group --batch-size 16 --max-steps 6 --warmup 2"),
-        *shlex.split(f"--workers 0 --precision fp32 --output {tmp_path} --name run"),
-    ]
-    assert main(words) == 0
-    result = evaluate_corpus(["--model", f"local-dir:{tmp_path}/run/model", "--data", UNSEEN])
-    assert result.similarity == "csd" and "trace/group" in result.metrics
-    model = prolip.create_model(f"local-dir:{tmp_path}/run/model")
-    assert model.visual.head.block is not None and model.config["method_cfg"]["name"] == "pcmepp"

@@ -8,19 +8,16 @@ from dataclasses import MISSING, fields
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
-from torch.nn.parallel import DistributedDataParallel
+from method_checks import assert_close
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import RECALL, Context, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 START, END, PAD, MASK = 49406, 49407, 0, 49408
 # Weights large enough for every term to show in the gradients.
 HEAVY = {"alpha1": 0.3, "alpha2": 0.5, "beta": 0.2, "inclusion_eps": -1.0, "mask_fraction": 0.25}
-TOLERANCE = 1e-10
 
 
 def make_model(seed: int = 0, log_var_noise: float = 1.0) -> torch.nn.Module:
@@ -56,22 +53,6 @@ def make_objective(rank: int = 0, world_size: int = 1, **settings) -> ProLIPObje
     return ProLIPObjective(
         make_model(), ProLIPConfig(**HEAVY | settings), Context(seed=5, rank=rank, world_size=world_size)
     )
-
-
-def gradients(objective: Objective) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in objective.named_parameters()}
-
-
-def assert_close(actual: dict, expected: dict, tolerance: float = TOLERANCE) -> None:
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
-        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
-
-
-def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]:
-    terms = accumulate_backward(objective, objective.prepare(batch, step=2), parts)
-    return terms, gradients(objective)
 
 
 def log_inclusion(m1, v1, m2, v2, eps):
@@ -155,12 +136,6 @@ def test_the_loss_is_equation_6_term_by_term(settings):
     assert not any(terms[name].requires_grad for name in terms if name in ("scale", "bias") or "trace" in name)
 
 
-def test_known_matches_are_positives():
-    batch = make_batch(8)
-    plain, known = (make_objective(known_matches=known) for known in (False, True))
-    assert known(known.prepare(batch, 0))["ppcl"] != plain(plain.prepare(batch, 0))["ppcl"]
-
-
 def test_masked_views_are_of_the_leading_rows_and_copy_no_pixels():
     objective, batch = make_objective(mask_fraction=0.125), make_batch(16)
     names = set(batch)
@@ -187,39 +162,11 @@ def test_masked_views_change_with_the_step_and_the_seed_only():
         assert other[0] != views(0, 3)[0] and other[1] != views(0, 3)[1]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_prepare_the_views_of_one_process(world_size):
-    batch = make_batch(32)
-    whole = make_objective().prepare(batch, step=7)
-    for rank in range(world_size):
-        share = {name: value[rank::world_size] for name, value in batch.items()}
-        prepared = make_objective(rank, world_size).prepare(share, step=7)
-        for name in ("keep", "masked_text", "masked_image"):
-            assert torch.equal(prepared[name], whole[name][rank::world_size])
-
-
 def test_without_alpha2_nothing_is_masked():
     objective, batch = make_objective(alpha2=0.0), make_batch(4)
     assert objective.prepare(batch, step=0) is batch
     terms = objective(batch)
     assert "inclusion_image" not in terms and "inclusion_text" not in terms and "vib_text" in terms
-
-
-@pytest.mark.parametrize("parts", [2, 3, 4])
-def test_micro_batches_equal_the_large_batch(parts):
-    """Two or three masked rows in up to four parts, so some parts hold none."""
-    rows = 12 if parts == 3 else 9
-    whole = step(make_objective(), make_batch(rows))
-    accumulated = step(make_objective(), make_batch(rows), parts)
-    assert_close(accumulated[0], whole[0])
-    assert_close(accumulated[1], whole[1])
-
-
-@pytest.mark.parametrize("settings", [{}, {"alpha1": 0.0, "alpha2": 0.0, "beta": 0.0}])
-def test_every_parameter_gets_a_gradient(settings):
-    """DDP waits for parameters without one; also with PPCL alone, which sees the variances through the traces."""
-    _, grads = step(make_objective(**settings), make_batch(8), 2)
-    assert {name for name, grad in grads.items() if not grad.abs().max() > 0} == set()
 
 
 def test_inclusion_in_masked_views_moves_both_sides():
@@ -243,14 +190,6 @@ def test_a_term_without_weight_brings_no_gradient_even_where_it_is_infinite():
     terms["loss"].backward()
     assert terms["loss"].isfinite()
     assert all(parameter.grad.isfinite().all() for parameter in objective.parameters() if parameter.grad is not None)
-
-
-def test_the_scale_stays_below_a_hundred_after_a_step():
-    objective = make_objective()
-    with torch.no_grad():
-        objective.model.logit_scale.fill_(math.log(150.0))
-    objective.after_step()
-    assert objective.embed(objective.prepare(make_batch(4), 0))["scale"].item() == pytest.approx(100.0)
 
 
 def test_bfloat16_autocast_keeps_losses_and_representations_in_float32():
@@ -287,64 +226,9 @@ def test_missing_caption_ids_are_named():
         make_objective(known_matches=True).prepare(batch, 0)
 
 
-def test_a_batch_that_was_not_prepared_is_refused():
-    with pytest.raises(ValueError, match="no masked views.*call objective.prepare"):
-        make_objective()(make_batch(4))
-
-
-def test_images_without_texts_are_refused():
-    batch = make_batch(4)
-    with pytest.raises(ValueError, match="4 images and 3 texts"):
-        make_objective().prepare(batch | {"text": batch["text"][:3]}, 0)
-
-
 def test_a_vocabulary_without_a_mask_token_is_refused_unless_nothing_is_masked():
     model = make_model()
     model.mask_token_id = None
     with pytest.raises(ValueError, match=r"a \[MASK\] token.*mask_token_id.*alpha2=0"):
         ProLIPObjective(model, ProLIPConfig())
     ProLIPObjective(model, ProLIPConfig(alpha2=0.0))
-
-
-def train_rank(rank: int, world_size: int, rows: int) -> list[tuple[dict, dict]]:
-    """Terms and gradients of this rank's share of the batch under DDP, for every case of the test below."""
-    batch = {name: value[rank::world_size] for name, value in make_batch(rows).items()}
-    results = []
-    for settings, parts in CASES:
-        objective = make_objective(rank, world_size, **settings)
-        wrapper = DistributedDataParallel(objective)
-        terms = accumulate_backward(wrapper, objective.prepare(batch, step=2), parts)
-        results.append((terms, gradients(objective)))
-    return results
-
-
-CASES = [({}, 1), ({}, 3), ({"known_matches": True}, 2)]
-
-
-def test_two_ranks_equal_one_process_on_the_interleaved_batch():
-    """Global row g lives on rank g % 2 at row g // 2; masked views, known matches and accumulation included."""
-    rows = 16
-    ranks = run_ranks(2, train_rank, 2, rows)
-    for case, (settings, _) in enumerate(CASES):
-        terms, grads = step(make_objective(**settings), make_batch(rows))
-        shares = [rank[case] for rank in ranks]
-        mean = {name: torch.stack([share[0][name] for share in shares]).mean(0) for name in terms}
-        assert_close(mean, terms)
-        for _, share in shares:
-            assert_close(share, grads)
-
-
-def test_all_passes_of_a_step_are_one_graph_that_other_masks_do_not_compile_again():
-    objective = make_objective()
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    embed = torch.compile(objective.embed, backend=backend, fullgraph=True, dynamic=False)
-    for number in range(3):
-        batch = objective.prepare(make_batch(8, seed=number), number)
-        for name, want in objective.embed(batch).items():
-            torch.testing.assert_close(embed(batch)[name], want)
-    assert len(graphs) == 1

@@ -9,16 +9,15 @@ import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
-from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 import prolip.ranks
 from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.methods.accumulate import accumulate_backward
-from prolip.methods.base import RECALL, Context
+from prolip.methods.base import Context
 from prolip.methods.source_free import (
-    Retrieved,
+    Neighbours,
     SourceFreeConfig,
     SourceFreeObjective,
     neighbourhood,
@@ -95,7 +94,7 @@ def share_of(pool: UnpairedEmbeddings, rank: int, ranks: int) -> UnpairedEmbeddi
 def make_batch(rows: int) -> dict:
     g = torch.Generator().manual_seed(1)
     image = torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE)
-    return {"image": image, "key": [f"k{3 * n:03}" for n in range(rows)]}
+    return {"image": image, "key": [f"k{7 * n % 30:03}" for n in range(rows)]}
 
 
 @pytest.mark.parametrize("method", ["prolip", "pcmepp"])
@@ -109,11 +108,6 @@ def test_the_first_batch_is_checked_as_that_of_a_fresh_model(method):
         objective.model.encode_text(torch.full((1, 12), 99999))
 
 
-def part_of(batch: dict, rank: int, ranks: int) -> dict:
-    """What a rank has of a global batch: every `ranks`-th row, as the loader deals them out."""
-    return {name: x[rank::ranks] for name, x in batch.items()}
-
-
 # --- pairs and weights -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("block", [4, 100])
@@ -121,7 +115,7 @@ def test_the_variance_is_the_papers_loop(monkeypatch, block, count):
     monkeypatch.setattr("prolip.ranks.BLOCK", block)
     monkeypatch.setattr("prolip.methods.source_free.CELLS", 3 * block)
     pool, g = make_pool(), torch.Generator().manual_seed(2)
-    near = Retrieved(torch.zeros(4, count), torch.stack([torch.randperm(20, generator=g)[:count] for _ in range(4)]))
+    near = Neighbours(torch.zeros(4, count), torch.stack([torch.randperm(20, generator=g)[:count] for _ in range(4)]))
     found = rank_weighted_variance(CSDScore(), pool, "image", near)
     for query in range(4):
         x = [pool.text.mean[row].double() for row in near.rows[query].tolist()]
@@ -171,8 +165,9 @@ def test_pairs_are_the_nearest_both_ways_once_and_weights_belong_to_their_querie
     scores = score.pairwise(pool.image, pool.text)
     expected = {(i, int(row.argmax())) for i, row in enumerate(scores)}
     expected |= {(int(column.argmax()), j) for j, column in enumerate(scores.mT)}
-    assert sorted(zip(found.image.tolist(), found.text.tolist())) == sorted(expected)
-    for rows, weights in ((found.image, found.weight[:, 0]), (found.text, found.weight[:, 1])):
+    image, text, _ = found
+    assert sorted(zip(image.tolist(), text.tolist())) == sorted(expected)
+    for rows, weights in ((image, found[2][:, 0]), (text, found[2][:, 1])):
         of_row = {}
         for row, value in zip(rows.tolist(), weights.tolist()):
             assert of_row.setdefault(row, value) == value
@@ -187,16 +182,16 @@ def test_weights_fall_with_what_the_model_says_of_its_answers():
     found = pseudo_pairs(score, pool, config)
     u = -p.double().log()
     expected = torch.exp(-0.7 * u / u.std(correction=0))
-    of_image = torch.zeros(30).double().scatter(0, found.image, found.weight[:, 0].double())
+    of_image = torch.zeros(30).double().scatter(0, found[0], found[2][:, 0].double())
     torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
     novel = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="novelty", weight_slope=0.7))
     u = u + torch.log1p(pool.image_novelty["first"].double().exp() / 10)
     expected = torch.exp(-0.7 * u / u.std(correction=0))
-    of_image = torch.zeros(30).double().scatter(0, novel.image, novel.weight[:, 0].double())
+    of_image = torch.zeros(30).double().scatter(0, novel[0], novel[2][:, 0].double())
     torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
     traces = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="trace"))
     least = pool.image.trace.argmin()
-    assert traces.weight[traces.image == least, 0].amax() == traces.weight[:, 0].amax()
+    assert traces[2][traces[0] == least, 0].amax() == traces[2][:, 0].amax()
 
 
 @pytest.mark.parametrize(
@@ -221,13 +216,6 @@ def test_a_pool_whose_keys_are_not_each_its_own_is_refused():
         make_objective(pool=replace(pool, keys=["k001", *pool.keys[1:]]))
 
 
-def test_a_key_may_hold_half_a_character():
-    """As names in tars may."""
-    pool = make_pool()
-    objective = make_objective(pool=replace(pool, keys=["k\udce4", *pool.keys[1:]]))
-    assert len(objective.prepare({"image": torch.zeros(1), "key": ["k\udce4"]}, 0)["text"]) == 1
-
-
 # --- ranks look together ---------------------------------------------------------------------------------------------
 def tied_pool() -> UnpairedEmbeddings:
     z = Gaussian(torch.eye(8)[torch.arange(30) % 2], torch.zeros(30, 8))
@@ -244,7 +232,7 @@ def look_rank(rank: int, world_size: int) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 4, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds(monkeypatch, world_size):
     """Of three texts a rank of four has none."""
     monkeypatch.setattr("prolip.ranks.BLOCK", 4)
@@ -273,7 +261,7 @@ def test_each_image_gets_one_of_its_own_pairs_and_knows_all_of_them():
     pool, objective = make_pool(), make_objective({"neighbours": 6})
     found = pseudo_pairs(CSDScore(10.0, -5.0), pool, objective.config)
     mine = {}
-    for image, text, weight in zip(found.image.tolist(), found.text.tolist(), found.weight.tolist()):
+    for image, text, weight in zip(*(x.tolist() for x in found)):
         mine.setdefault(pool.keys[image], {})[text] = weight
     seen = {}
     for step in range(40):
@@ -291,7 +279,8 @@ def test_each_image_gets_one_of_its_own_pairs_and_knows_all_of_them():
 def test_draws_depend_on_seed_and_step_and_on_no_rank():
     one = make_objective().prepare(make_batch(8), 5)
     for rank in range(2):
-        own = make_objective(rank=rank, world_size=2).prepare(part_of(make_batch(8), rank, 2), 5)
+        half = {name: x[rank::2] for name, x in make_batch(8).items()}
+        own = make_objective(rank=rank, world_size=2).prepare(half, 5)
         assert torch.equal(own["text"], one["text"][rank::2])
 
 
@@ -332,32 +321,3 @@ def test_the_loss_and_its_gradients_are_equation_3(margin):
     loss.backward()
     assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
     assert_close(gradients(objective), gradients(other), 1e-6)
-
-
-def train_rank(rank: int, world_size: int, rows: int) -> tuple:
-    pool = share_of(make_pool(), rank, world_size)
-    wrapper = DistributedDataParallel(make_objective(rank=rank, world_size=world_size, pool=pool))
-    own = wrapper.module.prepare(part_of(make_batch(rows * world_size), rank, world_size), 0)
-    return accumulate_backward(wrapper, own), gradients(wrapper.module)
-
-
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-def test_ranks_equal_one_process_on_the_whole_batch(world_size):
-    rows = 2 if world_size == 4 else 3
-    shares = run_ranks(world_size, train_rank, world_size, rows)
-    objective = make_objective()
-    terms = accumulate_backward(objective, objective.prepare(make_batch(rows * world_size), 0))
-    del terms[RECALL]  # of each rank's own rows
-    assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms, 1e-6)
-    for _, share in shares:
-        assert_close(share, gradients(objective), 1e-6)
-
-
-@pytest.mark.parametrize("method", ["prolip", "siglip", "likelihood", "pcme", "pcmepp"])
-def test_what_the_means_do_not_read_stays_and_all_else_learns(method):
-    objective = make_objective(method=method)
-    accumulate_backward(objective, objective.prepare(make_batch(6), 0))
-    trained = {n for n, p in objective.named_parameters() if p.requires_grad}
-    assert trained == set(gradients(objective))
-    assert not trained & {"model.logit_scale", "model.logit_bias"}
-    assert any(name.startswith("model.visual.") for name in trained)

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -19,7 +18,6 @@ from prolip.models import registry as hub
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
-from prolip.prompts.templates import class_gaussians
 
 NAMES = [f"ProLIP-ViT-{size}" for size in ("B-16", "B-16-long", "H-14", "L-16", "S-16", "SO400M-14", "test", "XS-16")]
 TWO_TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
@@ -35,10 +33,6 @@ def model():
 @pytest.fixture(scope="module")
 def tokenizer():
     return prolip.get_tokenizer("ProLIP-ViT-test")
-
-
-def test_list_models_names_every_configuration():
-    assert sorted(own_models()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,12 +52,6 @@ def test_every_configuration_builds(name):
     assert model.mask_token_id is not None and model.mask_token_id not in (model.pad_token_id, *model.special_token_ids)
 
 
-def test_the_long_model_has_256_tokens_and_is_otherwise_the_b16():
-    short, long = (factory.get_model_config(name)[0] for name in ("ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long"))
-    assert long["text_cfg"].pop("context_length") == 256 and short["text_cfg"].pop("context_length") == 64
-    assert long == short
-
-
 def test_a_new_model_has_the_papers_scale_bias_and_variances():
     model = prolip.create_model("ProLIP-ViT-XS-16").eval()
     with torch.no_grad():
@@ -75,20 +63,11 @@ def test_a_new_model_has_the_papers_scale_bias_and_variances():
 
 @pytest.mark.parametrize(
     "name, near",
-    [
-        ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"),
-        ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"),
-        ("ViT-B-61", "ViT-B-16"),
-    ],
+    [("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-61", "ViT-B-16")],
 )
 def test_an_unknown_name_lists_the_near_ones(name, near):
     with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*{near}"):
         prolip.create_model(name)
-
-
-def test_a_name_near_nothing_lists_all():
-    with pytest.raises(ValueError, match="choose from .*ProLIP-ViT-B-16.*hf-hub:"):
-        prolip.create_model("zzz")
 
 
 @pytest.mark.parametrize(
@@ -145,12 +124,6 @@ def test_every_option_of_openclips_is_taken_at_its_default(name):
     assert (made if name == "create_model" else made[0]).embed_dim == 32
 
 
-def test_a_block_with_all_of_openclips_defaults_is_a_transformer():
-    tower = {"timm_model_name": None, "timm_pool": "avg"}
-    model = prolip.create_model("ProLIP-ViT-test", vision_cfg=tower, text_cfg={"hf_model_name": None}, quick_gelu=None)
-    assert model.embed_dim == 32 and model.config["quick_gelu"] is False
-
-
 def test_options_reach_the_model():
     model = prolip.create_model(
         "ProLIP-ViT-test",
@@ -171,12 +144,6 @@ def test_options_reach_the_model():
     tanh = prolip.create_model("ProLIP-ViT-test", text_cfg={"act_kwargs": {"approximate": "tanh"}})
     assert tanh.text.transformer.resblocks[0].mlp.gelu.approximate == "tanh"
     assert tanh.visual.transformer.resblocks[0].mlp.gelu.approximate == "none"
-
-
-def test_bundled_configurations_are_not_changed_by_options():
-    before = json.dumps(factory.get_model_config("ProLIP-ViT-test")[0])
-    prolip.create_model("ProLIP-ViT-test", force_context_length=20, vision_cfg={"layers": 1}, mask_padding=True)
-    assert json.dumps(factory.get_model_config("ProLIP-ViT-test")[0]) == before
 
 
 # OpenCLIP calls the jitter of its own pipeline unused although it applies it.
@@ -200,11 +167,6 @@ def test_transforms_are_openclips_for_the_models_size():
     assert tuple(model.visual.preprocess_cfg["mean"]) == (0.0, 0.0, 0.0)
     _, train, _ = prolip.create_model_and_transforms("ProLIP-ViT-test", aug_cfg=AugmentationCfg(scale=(0.5, 0.6)))
     assert "scale=(0.5, 0.6)" in repr(train)
-
-
-def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path):
-    with pytest.raises(ValueError, match="would be ignored: drop one"):
-        prolip.create_model("local-dir:tests/fixtures/released_prolip_tiny", pretrained="x.pt")
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
@@ -238,32 +200,6 @@ def test_a_hub_name_may_be_given_as_pretrained_and_openclips_file_comes_before_i
     assert torch.equal(made.visual.proj, source.visual.proj)
 
 
-def test_weights_that_are_not_there_are_said_before_a_model_is_built(monkeypatch):
-    monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model first"))
-    with pytest.raises(FileNotFoundError, match="is no file"):
-        prolip.create_model("ProLIP-ViT-test", pretrained="absent.pt")
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"[]", "config.json holds no model configuration: got list, want an object"),
-        (b"3", "got int"),
-        (b'{"model_cfg": null}', "got NoneType"),
-        (b"\xff\xfe\x00", "config.json is no JSON"),
-        (
-            b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}',
-            "vision_cfg is None: it should",
-        ),
-        (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: it should"),
-    ],
-)
-def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, message):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        prolip.create_model(f"local-dir:{tmp_path}")
-
-
 def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants a folder with config.json"):
         prolip.create_model(f"local-dir:{tmp_path}/absent")
@@ -292,34 +228,6 @@ def test_a_folder_of_openclips_format_without_weights_asks_for_them(tmp_path):
         prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
 
 
-def test_an_absent_hub_model_is_said_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "reachable", lambda: False)
-    start = time.perf_counter()
-    with pytest.raises(FileNotFoundError, match="hf download org/absent --local-dir <folder>.*local-dir:<folder>"):
-        prolip.create_model("hf-hub:org/absent", cache_dir=str(tmp_path))
-    assert time.perf_counter() - start < 5
-
-
-def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
-    snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (tmp_path / "models--org--tiny" / "refs").mkdir()
-    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
-    model = prolip.create_model("ProLIP-ViT-test")
-    save_pretrained(model, snapshot)
-    again = prolip.create_model("hf-hub:org/tiny", cache_dir=str(tmp_path))
-    assert torch.equal(again.visual.proj, model.visual.proj)
-
-
-def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    assert not hub.reachable(timeout=1.0)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert hub.offline()
-
-
 @pytest.mark.parametrize("code, answers", [(200, True), (404, True), (429, True), (503, False)])
 def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
     """Its client would try again for minutes; what the hub refuses, it can say itself."""
@@ -338,12 +246,6 @@ def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
         Thread(target=server.handle_request, daemon=True).start()
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert hub.reachable() is answers
-
-
-@pytest.mark.parametrize("name", ["hf-hub:", "local-dir:"])
-def test_an_empty_schema_is_refused(name):
-    with pytest.raises(ValueError, match="mpty"):
-        prolip.create_model(name)
 
 
 @pytest.mark.parametrize("aug_cfg", [{"scale": "x"}, {"scale": 3}, {"scale": (0.5,)}, {"nope": 1}, 5])
@@ -376,27 +278,6 @@ def test_a_zero_shot_classifier_is_a_gaussian_per_class(model, tokenizer, batch)
     with torch.no_grad():
         image = model.encode_image(torch.randn(2, 3, 32, 32))
     assert measures.pairwise_csd_similarity(image, classes).shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    "names, templates, message",
-    [
-        ("cat", TWO_TEMPLATES, "classnames are a str, want a list"),
-        ([], TWO_TEMPLATES, "classnames are a list of nothing"),
-        ([["cat", "kitten"]], TWO_TEMPLATES, "class_gaussians` takes synonyms"),
-        (CLASSES, "a {}", "templates are 'a {}': give a list"),
-        (CLASSES, [], "give a list with at least one"),
-        (CLASSES, ["a photo"], "no place for the class"),
-    ],
-)
-def test_classes_and_templates_that_are_none_are_refused(model, tokenizer, names, templates, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        prolip.build_zero_shot_classifier(model, tokenizer, names, templates)
-
-
-def test_functions_are_templates_of_class_gaussians_too(model, tokenizer):
-    by_function = class_gaussians(model, tokenizer, [["cat"]], [lambda name: f"a {name}"])
-    torch.testing.assert_close(by_function, class_gaussians(model, tokenizer, [["cat"]], ["a {}"]))
 
 
 def test_names_without_a_door_say_what_to_write():
@@ -445,7 +326,11 @@ def test_features_are_not_normalised_again(model):
         features @ features.T
 
 
-@pytest.mark.parametrize("name", open_clip.list_models())
+FEW = ("RN50", "ViTamin-S", "MobileCLIP-S1", "convnext_base", "coca_ViT-B-32", "EVA02-B-16", "mt5-base-ViT-B-32")
+MANY = [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in open_clip.list_models()]
+
+
+@pytest.mark.parametrize("name", MANY)
 def test_every_architecture_builds_with_heads(name):
     """Without memory. transformers' towers cannot run there, the others do."""
     with torch.device("meta"):

@@ -40,10 +40,6 @@ def test_masked_views_cost_what_the_method_does():
     assert {part.name: part.share for part in model.passes} == {"image": 1, "masked image": 1 / 8, "text": 9 / 8}
 
 
-def test_a_small_batch_masks_at_least_one_row():
-    assert count_of_run("ProLIP-ViT-test", "prolip", 2).passes[1].share == 0.5
-
-
 def test_a_quarter_of_the_patches_and_both_special_tokens_pass_the_blocks_of_a_masked_image():
     image, masked, text = count_of_run("ProLIP-ViT-B-16", "prolip", 512).passes
     assert (image.tokens, masked.tokens, text.tokens) == (198, 51, 66)
@@ -65,8 +61,7 @@ def test_a_tower_that_looks_at_values_is_refused_with_a_remedy(monkeypatch):
         count_of_run("ProLIP-ViT-test", "prolip", 8)
 
 
-@pytest.mark.parametrize("name", ["ViT-B-16", "ViT-B-16-SigLIP"])
-@pytest.mark.parametrize("method, cost", [("prolip", 1.001), ("pcme", 1.01), ("pcmepp", 1.01), ("vacsr", 1.01)])
+@pytest.mark.parametrize("name, method, cost", [("ViT-B-16", "prolip", 1.001), ("ViT-B-16-SigLIP", "pcme", 1.01)])
 def test_readers_and_heads_cost_at_most_a_hundredth_of_the_towers(name, method, cost):
     chosen, found = METHODS[method], []
     with torch.device("meta"):

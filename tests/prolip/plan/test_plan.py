@@ -64,16 +64,6 @@ def test_a_run_that_does_not_fit_or_fails_too_often_is_named():
     assert "16 samples per GPU: the towers will be slower" in planned(1024)[1]
 
 
-def test_micro_batches_take_less_memory_and_a_third_longer_in_the_towers():
-    whole, parts = (planned(8, accum_freq=accum, workers=64)[0] for accum in (1, 4))
-    assert parts.tables["memory"]["activations"] == pytest.approx(whole.tables["memory"]["activations"] / 4)
-    assert parts.tables["memory"]["PPCL"] == whole.tables["memory"]["PPCL"]
-    assert parts.step.forward + parts.step.backward == pytest.approx(4 / 3 * (whole.step.forward + whole.step.backward))
-    assert parts.step.pairs == whole.step.pairs
-    with pytest.raises(ValueError, match="1024 GPUs x 3 micro-batches: give 18432"):
-        PlanConfig(gpus=[1024], accum_freq=3, global_batch_size=16384)
-
-
 def test_both_exchanges_are_planned_and_the_step_has_the_one_that_training_takes():
     names = {"ring": "PPCL by the ring", "gather": "PPCL with texts gathered"}
     for gpus, taken, other in ((256, "gather", "ring"), (2, "ring", "gather")):
@@ -83,14 +73,6 @@ def test_both_exchanges_are_planned_and_the_step_has_the_one_that_training_takes
         assert plan.step.pairs.seconds == rows[names[taken]] != rows[names[other]]
         assert rows["not hidden"] == plan.step.pairs.exposed
     assert "PPCL by gather: messages" in planned(256, mfu=0.4)[1]
-
-
-def test_float32_is_reckoned_by_the_peak_of_tf32():
-    half, single = (planned(mfu=0.4, precision=precision)[0] for precision in ("amp_bf16", "fp32"))
-    assert single.cluster.peak == 494.7e12 and "40% of 494.7 TFLOP/s" in single.heading
-    assert single.step.forward == pytest.approx(2 * half.step.forward)
-    shares = [plan.tables["time"]["MFU with waits"] for plan in (half, single)]
-    assert shares[1] == pytest.approx(shares[0], rel=0.02)
 
 
 def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(capsys):
@@ -103,11 +85,6 @@ def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(cap
         if len(cells) == 5
     }
     assert rows["gradients"] == ["792 MB", "24.7 MB"]
-
-
-def test_an_unknown_price_is_asked_for_not_guessed(capsys):
-    assert plan("--gpu", "B200", "--gpus", "8", "--show", "time") == 0
-    assert "give --price" in capsys.readouterr().out
 
 
 REFUSED = [

@@ -27,62 +27,33 @@ def anywhere(*shape, seed=0, spread=-5.0):
     return Gaussian(F.normalize(mean, dim=-1), log_var)
 
 
-@pytest.mark.parametrize(
-    ("words", "settings", "samples", "alpha"),
-    [
-        ("", Reweighing(), 20, 5),
-        ("5", Reweighing(5), 20, 2),
-        ("9", Reweighing(9), 11, 2),
-        ("nearest=10", Reweighing(nearest=10), 10, 5),
-        ("samples=10", Reweighing(samples=10), 10, 5),
-        ("3,alpha=0.5,prior=trace,eps=0.0,seed=4", Reweighing(3, 0.5, "trace", 0.0, seed=4), 33, 0.5),
-        ("200", Reweighing(200), 1, 2),
-    ],
-)
-def test_words_are_settings_and_come_back(words, settings, samples, alpha):
-    found = Reweighing.parse(words)
-    assert found == settings and str(found) == words and Reweighing.parse(str(found)) == found
-    assert found.per_image == samples
-    prompts = anywhere(3, 4, 8)
-    prior = found.prior_of(prompts)
-    torch.testing.assert_close(prior.mean(1), torch.full((3,), float(alpha)).double())
-    if found.prior == "trace":
-        torch.testing.assert_close(prior * prompts.trace, (prior * prompts.trace)[:, :1].expand(3, 4))
-    else:
-        assert (prior == alpha).all()
+def test_words_are_settings_and_come_back():
+    for words, settings in (
+        ("", Reweighing()),
+        ("5", Reweighing(5)),
+        ("nearest=10", Reweighing(nearest=10)),
+        ("3,alpha=0.5,prior=trace,eps=0.0,samples=10,seed=4", Reweighing(3, 0.5, "trace", 0.0, samples=10, seed=4)),
+    ):
+        assert Reweighing.parse(words) == settings and str(settings) == words
+        assert rule_of(settings) == ("bprw:" + words if words else "bprw")
+    wrong = "x 5,6 alpha=x alpha=0 alpha=inf eps=-1 eps=nan prior=even nearest=0 samples=0 5,shots=3 beta=1 seed=-1"
+    for words in wrong.split():
+        with pytest.raises(ValueError, match="bprw"):
+            Reweighing.parse(words)
 
 
-WRONG = (
-    "x 5,6 alpha=x alpha=0 alpha=inf alpha=nan eps=-1 eps=nan prior=even nearest=0 samples=0 5,shots=3 beta=1 seed=-1"
-)
-
-
-@pytest.mark.parametrize("words", WRONG.split())
-def test_other_words_are_refused(words):
-    with pytest.raises(ValueError, match="bprw"):
-        Reweighing.parse(words)
-
-
-def test_nearest_images_are_those_of_the_whole_matrix_whatever_the_block(monkeypatch):
-    image, classes = anywhere(50, 8), anywhere(6, 8, seed=1)
-    want = CSD.pairwise(image, classes).mT.topk(5, dim=1).indices
-    assert torch.equal(nearest_images(image, classes, CSD, 5), want)
-    monkeypatch.setattr(blockwise, "BLOCK", 6)
-    monkeypatch.setattr(blockwise, "ROWS", 3)
-    assert torch.equal(nearest_images(image, classes, CSD, 5), want)
-    assert nearest_images(image.select(slice(0, 4)), classes, CSD, 5).shape == (6, 4)  # all there are
-
-
-def test_of_equal_images_the_first_are_the_nearest_whatever_the_block(monkeypatch):
+def test_nearest_images_are_those_of_the_whole_matrix_the_first_of_equal_ones_whatever_the_block(monkeypatch):
     image, classes = anywhere(40, 8), anywhere(6, 8, seed=1)
     table = (image.mean @ classes.mean.mT).round()  # -1, 0 and 1
-    scores = blockwise.PairScores.from_matrix(table)
-    monkeypatch.setattr(blockwise.PairScores, "from_gaussians", classmethod(lambda cls, *pairs: scores))
-    want = table.mT.argsort(dim=1, descending=True, stable=True)[:, :6]
-    for block, rows in ((1 << 22, 64), (6, 1), (6, 7), (60, 3)):
-        monkeypatch.setattr(blockwise, "BLOCK", block)
-        monkeypatch.setattr(blockwise, "ROWS", rows)
-        assert torch.equal(nearest_images(image, classes, CSD, 6), want)
+    assert nearest_images(image.select(slice(0, 4)), classes, CSD, 5).shape == (6, 4)  # all there are
+    for scores in (CSD.pairwise(image, classes), table):
+        made = blockwise.PairScores.from_matrix(scores)
+        monkeypatch.setattr(blockwise.PairScores, "from_gaussians", classmethod(lambda cls, *pairs, made=made: made))
+        want = scores.mT.argsort(dim=1, descending=True, stable=True)[:, :6]
+        for block, rows in ((1 << 22, 64), (6, 7), (60, 3)):
+            monkeypatch.setattr(blockwise, "BLOCK", block)
+            monkeypatch.setattr(blockwise, "ROWS", rows)
+            assert torch.equal(nearest_images(image, classes, CSD, 6), want)
 
 
 def test_drawn_images_are_of_the_class_and_depend_on_keys_and_seed_alone():
@@ -137,7 +108,3 @@ def test_without_shots_the_nearest_images_of_the_even_mixture_say_it_whatever_th
     trace = reweigh(Reweighing(2, alpha=3.0, prior="trace"), image, keys, prompts, CSD, torch.ones(40).long())
     mode = 3 * 5 * inverse_traces(prompts) - 1  # of a class without an image
     torch.testing.assert_close(trace.weights[0], mode[0] / mode[0].sum())
-
-
-def test_the_rule_says_what_may_be_typed():
-    assert rule_of(Reweighing()) == "bprw" and rule_of(Reweighing(5, eps=0.1)) == "bprw:5,eps=0.1"

@@ -8,7 +8,6 @@ import torch
 from commands import run
 
 from prolip.prompts.bprw import Reweighing
-from prolip.prompts.figures import listing
 from prolip.prompts.weights import PromptWeights
 
 NAMES, TEMPLATES = ("cat", "dog", "dog"), ("a {c}.", "{c}")
@@ -35,7 +34,7 @@ def test_a_file_holds_every_digit(kept, tmp_path):
     ("change", "words"),
     [
         ({"classnames": ("cat", "dog", "cow")}, "3 classes, these are 3, and number 3 is 'dog' there and 'cow' here"),
-        ({"classnames": ("cat", "dog")}, "3 classes, these are 2, and number 3 is 'dog' there and none here"),
+        ({"classnames": ("cat", "dog")}, "3 classes, these are 2, and number 3 is 'dog' there and None here"),
         ({"templates": ("a {}.", "the {}")}, "number 2 is '{c}' there and 'the {c}' here"),
         ({"fingerprint": "0" * 32}, "weights for prompts of local-dir:m"),
         ({"data": "d" * 32}, "these very images"),
@@ -58,50 +57,37 @@ def damaged(**change):
         (damaged(format="other"), "no prolip-prompts-1"),
         (lambda values: [], "no prolip-prompts-1"),
         (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
-        (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "do not sum to one"),
-        (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "are negative"),
-        (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "not of classes with 2 prompts"),
+        (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "that sum to one"),
+        (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "numbers of 0 or more"),
+        (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "are not 2 numbers"),
         (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
-        (damaged(classes=[]), "not of classes"),
-        (damaged(classes=7), "holds no weights"),
-        (damaged(model=3), "is no text"),
+        (damaged(classes=[]), "are not 2 numbers"),
         (damaged(contents=[3]), "is no text"),
-        (damaged(contents=3), "holds no weights"),
         (damaged(templates=["a {c}.", "a"]), "its prompt 'a' has no {c}"),
         (damaged(settings="5,alpha=x"), "bprw"),
     ],
 )
 def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
     path = tmp_path / "w.json"
+    with pytest.raises(FileNotFoundError, match="no file .*w.json"):
+        PromptWeights.load(path)
     path.write_text(json.dumps(damage(kept.to_dict())))
     with pytest.raises(ValueError, match=words) as raised:
         PromptWeights.load(path)
     assert "w.json holds no weights of prompts" in str(raised.value)
 
 
-def test_classes_of_one_name_are_told_apart_in_the_listing(kept):
-    lines = [line.split(" (entropy")[0] for line in listing(kept, 1)][-3:]
-    assert lines == ["cat", "dog (class 1)", "dog (class 2)"]
-
-
 def test_a_file_from_before_contents_were_kept_is_read(kept, tmp_path):
     values = kept.to_dict()
     assert values.pop("contents") == []
     (tmp_path / "w.json").write_text(json.dumps(values))
-    found = PromptWeights.load(tmp_path / "w.json")
-    assert torch.equal(found.table, kept.table) and found.to_dict() == kept.to_dict()
+    assert PromptWeights.load(tmp_path / "w.json").to_dict() == kept.to_dict()
 
 
-def test_no_file_and_no_json_are_told_apart(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file .*w.json"):
-        PromptWeights.load(tmp_path / "w.json")
-    (tmp_path / "w.json").write_text("{")
-    with pytest.raises(ValueError, match="holds no weights of prompts"):
-        PromptWeights.load(tmp_path / "w.json")
-
-
-def test_names_of_classes_are_shown_without_escape_sequences(kept, tmp_path, capsys):
+def test_names_of_classes_are_told_apart_and_shown_without_escape_sequences(kept, tmp_path, capsys):
     replace(kept, classnames=("a\x1b[31m\nb", *kept.classnames[1:])).save(tmp_path / "w.json")
     run("prompts", "show", tmp_path / "w.json")
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "a\\x1b[31m\\nb" in printed
+    lines = [line.split(" (entropy")[0] for line in printed.splitlines()][-2:]
+    assert lines == ["dog (class 1)", "dog (class 2)"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from fitted_models import fitted_model
 from PIL import Image
 from squares import COLOURS
 
-from prolip.cli.main import main
 from prolip.embedder import Embedder
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, answers_of, ask, confidences, embed
+from prolip.search.query import Query, ask, confidences, embed
 from prolip.uncertainty.units import range_in_words
 
 TEXTS = ["a red square", "green", "blue sky", "something yellow"]
@@ -111,32 +108,3 @@ def test_a_doubted_code_length_is_that_of_pictures_alone(texts, embedder, photos
     assert all((sure[name] == plain[name]).all() for name in ("similarity", "lead", "certainty", "familiarity"))
     none = confidences(texts, asked, found._replace(rows=found.rows * 0 - 1), [True, True], embedder.reader)
     assert (none["log probability"] == -float("inf")).all()
-
-
-def test_without_a_reader_answers_are_as_before(images, embedder):
-    asked = embedder.embed_texts(TEXTS)
-    found = images.search(asked, 3)
-    probability = embedder.score.match_probability(found.scores)
-    for i, answers in enumerate(answers_of(images, found, [True] * 4, asked, None)):
-        assert [answer.probability for answer in answers] == probability[i].tolist()
-        assert all(answer.ambiguity is answer.share_range is None for answer in answers)
-        assert "ambiguity" not in str(answers[0]) and " to 1 in " not in str(answers[0])
-
-
-def test_the_command_says_how_much_a_question_fits(model, photos, tmp_path, capsys):
-    index = str(tmp_path / "index")
-    main(["search", "build", index, "--data", f"images:{photos}", "--model", model])
-    picture = str(next(photos.rglob("*.png")))
-    words = ["search", "query", index, "--text", "a red square", "--image", picture, "--top", "2"]
-    capsys.readouterr()
-    main(words)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("      the question: ") and " bits, fits " in lines[1]
-    main([*words, "--json"])
-    text, image = map(json.loads, capsys.readouterr().out.splitlines())
-    low, high = text["share_range"]
-    assert 0 < low <= high <= 1 and text["ambiguity"] is image["share_range"] is None
-    assert {"share", "share_range", "ambiguity", "bits", "probability"} <= text["answers"][0].keys()
-    main([*words, "--combine", "--json"])
-    both = json.loads(capsys.readouterr().out)
-    assert [both[name] for name in ("bits", "share", "share_range", "ambiguity")] == [None] * 4

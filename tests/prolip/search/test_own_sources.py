@@ -40,10 +40,10 @@ def test_classes_stand_in_for_captions(made, tmp_path, small_model):
 
 def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
     from prolip.embedder import Embedder
-    from prolip.explorer.open import address_of, open_source
+    from prolip.explorer.app import open_source, resolved
 
     table = made["csv"].removeprefix("csv:")
-    assert address_of(small_model, table) == made["csv"]
+    assert resolved(small_model, table)[0] == made["csv"]
     opened = open_source(small_model, Embedder.load(small_model), table)
     item = opened.index.items([3])[0]
     assert item["captions"] == own_data.captions(3) and not any("caption" in lack for lack in opened.limitations)

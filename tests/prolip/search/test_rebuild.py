@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from commits_store import content, features, known, prepare_rebuild, rebuild
+from commits_store import features, known, prepare_rebuild, rebuild
 from squares import COLOURS, picture
 from webdataset import TarWriter
 
@@ -56,7 +56,6 @@ def assert_same(one, other) -> None:
         torch.testing.assert_close(mean, other[key])
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
 def test_pictures_are_added_replaced_renamed_and_removed(folder, build):
     assert build() == (8, 0, 0)
     (folder / "p/new.png").write_bytes(picture("pink"))
@@ -78,16 +77,6 @@ def test_what_is_unchanged_is_not_read_and_what_was_touched_is_not_embedded(fold
     assert build() == (0, 0, 0) and not reads
     os.utime(folder / "p/red.png")
     assert build() == (0, 0, 0) and len(reads) == 1 and not decoded
-
-
-def test_a_folder_that_was_moved_is_not_embedded_again(folder, build, monkeypatch):
-    monkeypatch.chdir(folder)
-    build(data="images:p")
-    shutil.move(folder / "p", folder / "deep/p")
-    monkeypatch.chdir(folder / "deep")
-    monkeypatch.setattr(sources, "decode_image", None)
-    assert build(data="images:p") == (0, 8, 0)
-    assert all(os.path.isfile(item["path"]) for item in SearchIndex(folder / "i").items(range(8, 16)))
 
 
 def test_a_build_that_was_killed_finds_every_file_whatever_went_meanwhile(folder, build, full_disk):
@@ -123,21 +112,6 @@ def test_deleted_items_stay_deleted_until_they_are_asked_for(folder, build, caps
     assert build() == (1, 0, 0) and len(SearchIndex(folder / "i")) == 7
 
 
-def test_the_manifest_does_not_grow_with_shards_and_deletions(folder, build):
-    sizes, data = [], f"shards:{folder}/s"
-    (folder / "s").mkdir()
-    for number in range(12):
-        write_shard(folder / f"s/{number}.tar", COLOURS[:2])
-        build(data=data)
-        main(["search", "delete", str(folder / "i"), "--keys", f"{number}/red"])
-        sizes.append((folder / "i/index.json").stat().st_size)
-    assert max(sizes) < 1.15 * sizes[1] and len(SearchIndex(folder / "i").store.shards(data)) == 12
-    for number in range(11):
-        (folder / f"s/{number}.tar").unlink()
-    assert build(data=data) == (0, 0, 11)
-    assert [x for x, stamp in SearchIndex(folder / "i").store.shards(data).items() if stamp] == [f"{folder}/s/11.tar"]
-
-
 def test_sources_do_not_remove_or_replace_what_others_gave(folder, build):
     build()
     shutil.copytree(folder / "p", folder / "q/sub")
@@ -164,14 +138,6 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
         assert says in said and said.count("\n") == 1
 
 
-def test_a_second_writer_is_refused_before_it_reads_anything(folder, build):
-    build()
-    with SearchIndex(folder / "i").writing():
-        said = build(data=f"images:{folder}/p", verb="add")
-    assert "is being written by" in said and build() == (0, 0, 0)
-
-
-# --- shards, texts, features -----------------------------------------------------------------------------------------
 def write_shard(path, colours, captions="a {} square") -> None:
     with TarWriter(str(path), encoder=False) as writer:
         for colour in colours:
@@ -214,22 +180,6 @@ def test_texts_are_followed_line_by_line(folder, build):
     path.write_text("\n".join(["a\u2028b", *COLOURS[:0:-1], "teal"]))
     assert build(data=data) == (2, 0, 1) and build(data=data) == (0, 0, 0)
     assert set(found(folder / "i")) == {"a\u2028b", "teal", *COLOURS[1:]}
-
-
-def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build):
-    (folder / "t.txt").write_bytes(b"a\xffb\n")
-    assert "t.txt is no UTF-8" in build(data=f"texts:{folder}/t.txt", to="texts")
-    assert "is missing" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
-    (folder / "t.txt").write_bytes("a\u00ffb\n".encode())
-    assert build(data=f"texts:{folder}/t.txt", to="texts") == (1, 0, 0)
-
-
-def test_kept_features_are_compared_row_by_row(tmp_path):
-    prepare_rebuild(tmp_path)
-    done = rebuild(tmp_path, features("bcdefghijklmnopq", changed="bq"))
-    assert (done.added, done.replaced, done.removed) == (1, 1, 1)
-    want = features("bcdefghijklmnopq", changed="bq")
-    assert content(tmp_path) == dict(zip(want.keys, want.image.mean.tolist()))
 
 
 def test_a_key_that_a_source_has_twice_is_refused(tmp_path):

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import time
-from collections.abc import Iterator
-
 import faiss
-import numpy as np
 import pytest
 import torch
 from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
 
-from forked import one_thread
-from prolip.embedder import Embedded
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score
 from prolip.scores import CSDScore, TrueMatchScore
-from prolip.search import ann, store
-from prolip.search import index as searched
 from prolip.search.ann import KINDS, IndexSpec
-from prolip.search.exact import TopK
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import answers_of, confidences
+from prolip.search.query import answers_of
 
 
 def build(folder, score=None, kind: str = "flat", z: Gaussian = GALLERY, rows: int = 400, **settings) -> SearchIndex:
@@ -48,7 +36,6 @@ def folders(tmp_path_factory):
     return folder
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_finds_nearly_all_and_with_all_effort_what_brute_force_finds(folders, kind):
     index = SearchIndex(folders / kind)
@@ -107,24 +94,6 @@ def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
     assert (found.rows[:, 0] >= 0).any()
 
 
-def test_wrong_questions_say_what_to_ask(folders, tmp_path):
-    index = SearchIndex(folders / "ivf")
-    with pytest.raises(ValueError, match=r"queries has the shape \(2, 8\), expected \(N, 16\)"):
-        index.search(gaussians(2, 8))
-    with pytest.raises(ValueError, match="give 1 or more"):
-        index.search(QUERIES, 0)
-    with pytest.raises(ValueError, match="points include nothing"):
-        index.search_inclusion(Gaussian(QUERIES.mean, torch.full_like(QUERIES.mean, -torch.inf)))
-    with pytest.raises(FileNotFoundError, match="no index in"):
-        SearchIndex(tmp_path)
-    (tmp_path / "index.json").write_text("{}")
-    with pytest.raises(ValueError, match="describes no index"):
-        SearchIndex(tmp_path)
-    with pytest.raises(ValueError, match="'tree' is unknown: use one of flat, ivf, hnsw, pq"):
-        IndexSpec("tree")
-
-
-# --- growing and shrinking -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_added_is_found_and_what_is_deleted_is_not(tmp_path, kind):
     index = build(tmp_path, kind=kind)
@@ -158,36 +127,6 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     assert recall(index.search(longer, 1, probe=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
 
-def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 10)
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
-    index.append("a", parts_of(GALLERY.select(slice(0, 30)), 10), rows=7)
-    ends = [0, 9, 10, 19, 20, 29]
-    index.delete([f"k{row}" for row in ends])
-    for opened in (index, SearchIndex(tmp_path)):
-        alive = [block.tolist() for block in opened.store.gallery.blocks()]
-        assert alive == [list(range(start, start + 8)) for start in (1, 11, 21)]
-        assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
-    index.append("b", parts_of(GALLERY.select([9]), first=9))
-    assert index.find(["k9"]).tolist() == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
-
-
-def test_queries_that_are_no_finite_gaussians_are_refused(folders):
-    index = SearchIndex(folders / "flat")
-    nan, inf = float("nan"), float("inf")
-    mean, log_var = QUERIES.select([0, 1])
-    for bad, says in (
-        (Gaussian(mean * nan, log_var), "NaN or infinite numbers in 2 of 2 rows"),
-        (Gaussian(mean, log_var + inf), "NaN"),
-        (Gaussian(mean, log_var[:1]), "differ"),
-        (Gaussian(mean[0], log_var[0]), "expected"),
-        (mean, "want a Gaussian"),
-    ):
-        for ask in (index.search, index.search_inclusion, index.query_vectors):
-            with pytest.raises((ValueError, TypeError), match=says):
-                ask(bad)
-
-
 def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     index = build(tmp_path)
     for name, first in (("b", ROWS - 1), ("c", 0)):
@@ -205,107 +144,6 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
         SearchIndex.create(tmp_path, CSDScore(), DIM)
 
 
-def test_embeddings_that_do_not_fit_are_refused(tmp_path):
-    index = SearchIndex.create(tmp_path, CSDScore(), DIM)
-    with pytest.raises(ValueError, match="expected 16 dimensions"):
-        index.append("a", parts_of(gaussians(5, 8)))
-    broken = GALLERY.select(slice(5))
-    broken = Gaussian(broken.mean / 0, broken.log_var)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        index.append("a", parts_of(broken))
-    assert len(index) == 0 and (index.search(QUERIES).rows == -1).all()
-
-
-def test_points_are_kept_without_variances(tmp_path):
-    points = Gaussian(GALLERY.mean, torch.full_like(GALLERY.mean, -torch.inf))
-    index = build(tmp_path, z=points)
-    assert not (tmp_path / store.LOG_VAR).exists() and not (tmp_path / store.MEAN).exists()
-    assert index.gaussians([3]).log_var.isneginf().all()
-    asked = Gaussian(QUERIES.mean, torch.full_like(QUERIES.mean, -torch.inf))
-    assert index.search(asked).rows.equal(
-        (QUERIES.mean.double() @ GALLERY.mean.double().T).argsort(dim=1, descending=True)[:, :10]
-    )
-
-
-# --- killed ----------------------------------------------------------------------------------------------------------
-def killed_while(work, is_there) -> None:
-    """Run `work` in a process of its own, and kill it as soon as `is_there()`."""
-
-    def alone() -> None:
-        one_thread()
-        work()
-
-    process = multiprocessing.get_context("fork").Process(target=alone)
-    process.start()
-    end = time.monotonic() + 120
-    while not is_there() and process.is_alive() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert process.is_alive() and is_there()
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
-    whole = build(tmp_path / "whole", rows=300)
-    index = SearchIndex.create(tmp_path / "broken", CSDScore(8.0, -3.0), DIM)
-
-    def work() -> None:
-        def slow() -> Iterator[Part]:
-            for part in parts_of(GALLERY):
-                time.sleep(0.05)
-                yield part
-
-        index.append("a", slow(), 300)
-
-    killed_while(work, lambda: len(SearchIndex(tmp_path / "broken")) >= 300)
-    for name in (store.VECTOR, store.ITEMS, store.ENDS):  # as if it had been killed while writing
-        with (tmp_path / "broken" / name).open("ab") as file:
-            file.write(b"some bytes")
-    (tmp_path / "broken/keys-000009.run").write_bytes(b"some bytes")
-    again = SearchIndex(tmp_path / "broken")
-    start = again.source("a")["position"]
-    assert start in (300, 600) and len(again) == start and not again.source("a")["done"]
-    again.append("a", parts_of(GALLERY, start=start), 300)
-    assert again.source("a")["done"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == {
-        path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"
-    }
-    assert again.search(QUERIES).rows.equal(whole.search(QUERIES).rows)
-    assert again.items(range(ROWS)) == whole.items(range(ROWS))
-
-
-def test_an_index_that_was_killed_while_rows_were_added_goes_on_from_the_last_that_were_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(searched, "SAVE", 0.0)
-    monkeypatch.setattr(store, "BLOCK", 100)
-    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), DIM, IndexSpec("hnsw"))
-    index.append("a", parts_of(GALLERY), 100)
-
-    def work() -> None:
-        plain = ann.vectors_of
-
-        def slow(*args):
-            time.sleep(0.05)
-            return plain(*args)
-
-        ann.vectors_of = slow
-        index.finish()
-
-    def held() -> int:
-        opened = SearchIndex(tmp_path)  # whose approximate index may have another name by now
-        return 0 if opened.store.values["near"] is None else opened._read().ntotal
-
-    killed_while(work, lambda: held() >= 300)
-    written = held()
-    assert 300 <= written < ROWS
-    again, added = SearchIndex(tmp_path), []
-    plain = ann.vectors_of
-    monkeypatch.setattr(ann, "vectors_of", lambda arrays, rows, c: added.append(rows[0]) or plain(arrays, rows, c))
-    again.finish()
-    assert added == list(range(written, ROWS, 100))
-    assert recall(again.search(QUERIES).rows, brute_force(index.score, QUERIES, GALLERY, 10)) > 0.9
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "flat"])
 def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind):
     sizes = {}
@@ -314,18 +152,6 @@ def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind
         sizes[rows] = len(faiss.serialize_index(index._read()))
     planned = IndexSpec(kind).memory_per_item(DIM + 1)
     assert (sizes[ROWS] - sizes[1000]) / (ROWS - 1000) == pytest.approx(planned, rel=0.1)
-
-
-def test_an_item_that_is_hardly_longer_than_all_others_has_nothing_made_again(tmp_path):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, IndexSpec("ivf"))
-    index.append("a", parts_of(GALLERY))
-    index.finish()
-    near = index.store.values["near"]
-    narrowest = Gaussian(GALLERY.mean[:1], GALLERY.log_var.min(0, keepdim=True).values)
-    index.append("b", parts_of(narrowest, first=ROWS))
-    index.finish()
-    assert index.store.values["near"]["constant"] == near["constant"]
-    assert index.store.values["bounds"][2] < near["constant"]
 
 
 def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
@@ -340,18 +166,3 @@ def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
         trace = z.trace[found.rows[0]]
         assert [x.share for x in answers] == pytest.approx(score.units.share(trace, other).tolist())
         assert [x.bits for x in answers] == pytest.approx(score.units.information(trace, other, bits=True).tolist())
-
-
-def test_confidences_of_one_answer_and_of_none(tmp_path):
-    index = SearchIndex.create(tmp_path, TrueMatchScore(0.4, 0.1, 50, 9, 10.0, -5.0), DIM)
-    index.append("a", parts_of(GALLERY.select([7])))
-    queries = QUERIES.select([0, 1])
-    found = index.search(queries, 3)
-    sure = confidences(index, Embedded(queries, {}), found)
-    assert sure["lead"].tolist() == [np.inf] * 2 and sure["share"].tolist() == [0.0] * 2
-    certain = -(GALLERY.trace[7] + queries.trace)
-    np.testing.assert_allclose(sure["certainty"], certain.numpy(), rtol=1e-6)
-    none = TopK(torch.tensor([[0, -1], [-1, -1]]), torch.tensor([[0.5, -np.inf], [-np.inf, -np.inf]]).double())
-    sure = confidences(index, Embedded(queries, {}), none)
-    for name in ("similarity", "lead", "share", "certainty", "log probability"):
-        assert sure[name][1] == -np.inf < sure[name][0], name

@@ -169,13 +169,3 @@ def test_no_doubt_is_fitted_without_changes_novelty_or_readings(without):
     assert fitted.score.doubt is None and (fitted.readings is None) is (without == "readings")
     if without == "first":
         assert fitted.reader.evidence(pairs.image) is None
-
-
-def test_a_model_at_chance_is_doubted_and_its_numbers_are_bounded():
-    pairs = likely_pairs()
-    order = torch.randperm(len(pairs.image), generator=torch.Generator().manual_seed(1))
-    shuffled = replace(pairs, image=pairs.image[order], changed=pairs.changed.flip(1))
-    fitted = fit_variances(shuffled, bank=64, centres=64, novelty_centres=32, readings=64)
-    assert shuffled.caution and all(math.isfinite(x) for x in fitted.score.doubt.numbers)
-    d = fitted.score.doubts(fitted.reader.evidence(shuffled.image))
-    assert d.isfinite().all() and ((d >= 0) & (d <= 1)).all()

@@ -102,14 +102,6 @@ def test_only_the_largest_classes_are_kept_and_rows_of_the_others_count_for_the_
     torch.testing.assert_close(some.middle, x.mean(0))
 
 
-def test_places_without_a_class_are_no_class():
-    x, label = clusters(400)
-    tight, roomy = (distance_from(x, label, most) for most in (8, 50))
-    y = draw(30, 12, seed=5)
-    torch.testing.assert_close(tight(y), roomy(y))
-    assert all(buffer.isfinite().all() for buffer in roomy.buffers())  # a file of weights is refused for anything else
-
-
 def test_kmeans_finds_the_clusters():
     x, label = clusters(400, spread=12.0)
     found = cluster(x, 24)
@@ -193,18 +185,6 @@ def test_state_travels_into_a_new_module(fitted):
     assert all(x.dtype == torch.float32 for x in new.buffers()) and not list(new.parameters())
 
 
-def rows(hidden, where):
-    return as_hidden(hidden.z.mean[where], hidden.token_stats[where])
-
-
-def test_half_precision_and_autocast_give_float32(fitted):
-    hidden = inputs(30, seed=2)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        found = fitted(hidden)["first"]
-    assert torch.equal(found, fitted(hidden)["first"])
-    assert fitted(as_hidden(hidden.z.mean.bfloat16(), hidden.token_stats.bfloat16()))["first"].dtype == torch.float32
-
-
 def test_a_model_that_was_not_fitted_has_no_novelty():
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
     with pytest.raises(ValueError, match="this model has no novelty of images: prolip uncertainty fits it"):
@@ -215,13 +195,11 @@ def test_a_model_that_was_not_fitted_has_no_novelty():
 
 def test_errors_say_what_to_do(fitted):
     hidden, label = inputs(100)
-    with pytest.raises(ValueError, match="rank=0.*: all are 1 or more"):
-        Widths(mean=3, first=3, rank=0)
     with pytest.raises(ValueError, match=r"first is \(100, 12\), the widths say \(B, 13\)"):
         fit(hidden, widths=Widths(mean=6, first=13))
-    with pytest.raises(ValueError, match="100 means and 99 rows of first tokens"):
+    with pytest.raises(ValueError, match=r"\[100, 99\] means, rows of first tokens"):
         fit_novelty(hidden.z.mean, hidden.token_stats[1:], WIDTHS)
-    with pytest.raises(ValueError, match=r"classes are torch.int64 \(99,\), want \(100,\) int64"):
+    with pytest.raises(ValueError, match=r"\[100, 100, 99\] means, rows of first tokens, classes"):
         fit(hidden, label[1:])
     with pytest.raises(ValueError, match="1 rows of first are not finite"):
         fit(hidden._replace(token_stats=hidden.token_stats.index_fill(0, torch.tensor([3]), torch.nan)))
@@ -233,14 +211,6 @@ def test_errors_say_what_to_do(fitted):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):
         Reference().fit(torch.ones(30))
-
-
-def test_clusters_take_the_seed_and_a_sample_of_the_rows(monkeypatch):
-    seen, (mean, _), (first, _) = [], clusters(120), clusters(120, width=6)
-    monkeypatch.setattr(parts, "SAMPLE", 100)
-    monkeypatch.setattr(parts, "cluster", lambda x, *rest: seen.append((len(x), *rest)) or cluster(x, *rest))
-    fit_novelty(mean, first, Widths(mean=12, first=6, centres=9), seed=3)
-    assert seen == [(100, 9, 3)] * 2
 
 
 @pytest.mark.parametrize("kind", ["same", "rounding"])

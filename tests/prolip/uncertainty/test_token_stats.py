@@ -56,28 +56,6 @@ def test_first_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
         assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_image(pixels())))
 
 
-@pytest.mark.parametrize("form", ["paper", "released"])
-def test_first_of_texts_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
-    model = ours(forward=form)
-    found = encode_with_stats(model, ids(), "text")
-    tokens, _ = model.text._embeds(ids())  # words, padding, [UNC], [CLS]
-    assert tokens.shape == (3, 8, 24)
-    torch.testing.assert_close(found.token_stats, mean_and_deviation(tokens))
-    with torch.no_grad():
-        assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_text(ids())))
-
-
-@pytest.mark.parametrize("kind", [CLIP, CustomTextCLIP])
-@pytest.mark.parametrize("wrap", [PointModel, with_heads, lambda model: PointModel(with_heads(model))])
-def test_texts_of_openclip_are_words_at_their_places(kind, wrap):
-    model = theirs(kind)
-    found = encode_with_stats(wrap(model), ids(), "text")
-    tower = getattr(model, "text", model)
-    tokens = tower.token_embedding(ids()) + tower.positional_embedding
-    torch.testing.assert_close(found.token_stats, mean_and_deviation(tokens))
-    torch.testing.assert_close(found.z.mean, model.encode_text(ids(), normalize=True))
-
-
 @pytest.mark.parametrize("kind", [CLIP, CustomTextCLIP])
 @pytest.mark.parametrize("wrap", [PointModel, with_heads, lambda model: PointModel(with_heads(model))])
 @pytest.mark.parametrize("vision", [{}, {"pool_type": "avg", "final_ln_after_pool": True}])
@@ -94,17 +72,6 @@ def test_a_tower_of_timm_has_first_tokens_too():
     trunk = model.visual.trunk
     tokens = trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(x)))
     torch.testing.assert_close(encode_with_stats(PointModel(model), x).token_stats, mean_and_deviation(tokens))
-
-
-def test_first_sees_what_the_patches_are_but_not_their_order():
-    model = theirs()
-    nn.init.zeros_(model.visual.positional_embedding)
-    x = pixels()
-    found, turned, lighter = (
-        encode_with_stats(PointModel(model), y).token_stats for y in (x, x.roll(8, dims=3), x + 1)
-    )
-    torch.testing.assert_close(found, turned)
-    assert (found - lighter).abs().amax() > 0.1
 
 
 class Convolutions(nn.Module):
@@ -135,10 +102,3 @@ def test_nothing_stays_on_the_model_even_after_an_error():
     with pytest.raises(ValueError, match="16"):
         encode_with_stats(model, pixels()[..., :8])
     assert not model.visual.transformer._forward_pre_hooks
-
-
-def test_what_is_no_gaussian_is_refused():
-    with pytest.raises(TypeError, match="what the model made of its images"):
-        encode_with_stats(Convolutions(lambda x: x), pixels())
-    with pytest.raises(TypeError, match="what the model made of its texts"):
-        encode_with_stats(Convolutions(lambda x: x), pixels(), "text")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from ambiguous_pairs import points
 
@@ -14,7 +13,6 @@ from prolip.uncertainty.heads import (
     NEAREST,
     TEMPERATURES,
     TOKEN_FEATURES,
-    AmbiguityHead,
     Parts,
     VarianceHead,
     bank_features,
@@ -89,24 +87,6 @@ def test_a_head_that_was_not_fitted_leaves_one_nat_open_and_its_state_is_what_is
     other.load_state_dict(filled.state_dict())
     assert torch.equal(other.trace(points(3, 6)), filled.trace(points(3, 6)))
     assert not list(filled.parameters())
-
-
-def test_a_head_that_looks_at_tokens_asks_for_them():
-    with pytest.raises(ValueError, match="give the ids"):
-        head_of(vocabulary=50).log_var(points(2, 6))
-
-
-def test_no_product_of_two_kernel_values_is_a_denormal_number():
-    head = AmbiguityHead(Parts(dim=2, centres=3))
-    angle = torch.linspace(0, 3.1, 500)
-    means = torch.stack([angle.cos(), angle.sin()], 1)
-    head.centres.copy_(means[:3])
-    head.kernel_width.fill_(0.01)  # exp(-200) is far below what float32 can hold
-    found = head.kernel(means)
-    exact = ((means.double() @ head.centres.double().T - 1) / 0.01).exp()
-    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-17)
-    products = (found.unsqueeze(2) * found.unsqueeze(1)).unique()
-    assert (found == 0).any() and products[products > 0].min() >= torch.finfo(torch.float32).tiny
 
 
 def test_eta_is_at_most_that_of_all_rows_of_the_other_side_and_at_least_that_of_the_calibration():

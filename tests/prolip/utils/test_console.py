@@ -168,23 +168,6 @@ def test_what_is_guarded_is_there_before_torch():
     assert done.stdout == "False\n", done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("-m", "prolip", "eval", "tasks", "--help"),
-        ("-m", "prolip", "eval", "datacomp", "--list"),
-        ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
-        ("scripts/studies/papers/published_runs.py",),
-        ("-m", "prolip", "report", "--help"),
-    ],
-)
-def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
-    words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]
-    done = run(*words, line='"$@" | true; exit ${PIPESTATUS[0]}')
-    assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
-
-
 def test_names_from_data_do_not_steer_a_terminal(capsys):
     hostile = "a\x1b]0;x\x07\x1b[31m\x85\u202e\u2028b"
     with console.cleaning():
@@ -194,20 +177,6 @@ def test_names_from_data_do_not_steer_a_terminal(capsys):
     assert printed.out == "a\\x1b]0;x\\x07\\x1b[31m\\u0085\\u202e\\u2028b \t✓ 👩‍👩‍👧\r\n"
     assert printed.err == "\n\n\x1b[A\x1b[A"
     assert console.plain("a\nb\tc\rd\x1b") == "a\\nb\\tc\\rd\\x1b"
-
-
-def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(raising, capsys):
-    before = sys.stdout, sys.stderr
-    assert raising(ValueError("\x1b[31m https://u:SECRET@h/x?id=3")) == [2] and (sys.stdout, sys.stderr) == before
-    printed = capsys.readouterr()
-    assert printed.out == "https://h/x?id=3\n" and printed.err == "error: \\x1b[31m https://h/x\n"
-
-
-def test_an_error_is_one_line_whatever_names_it_holds(raising, capsys):
-    name = "a\nb\x1b[31m\udcff.png"
-    for error in (ValueError(f"no {name}"), OSError(f"no {name}")):
-        assert raising(error) == [2] and capsys.readouterr().err == "error: no a\\nb\\x1b[31m\\udcff.png\n"
-    assert console.one_line(KeyError(f"no {name}")) == "no a\\nb\\x1b[31m\\udcff.png"
 
 
 def test_an_error_that_lists_what_differs_keeps_its_lines():

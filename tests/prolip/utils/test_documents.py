@@ -5,14 +5,13 @@ import os
 import random
 
 import pytest
-import yaml
 
 from prolip.data.sets import read_lines
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.own import lines_beside
 from prolip.evaluation.datasets.sources import find_place
-from prolip.evaluation.datasets.webdataset import parse, read_relevance
-from prolip.utils.documents import entries, loads, read_json, read_yaml, text_lines
+from prolip.evaluation.datasets.webdataset import parse
+from prolip.utils.documents import entries, read_json, read_yaml, text_lines
 from prolip.utils.flags import FlagError
 from training.config import read_config_file
 
@@ -25,15 +24,6 @@ def written(kind, sections):
         return "".join(f"{name}:\n" + "".join(f"  {k}: {v}\n" for k, v in pairs) for name, pairs in sections)
     parts = ((name, ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in pairs)) for name, pairs in sections)
     return "{" + ",\n".join(f"{json.dumps(name)}: {{{inside}}}" for name, inside in parts) + "}"
-
-
-@pytest.mark.parametrize("kind", ["json", "yaml"])
-def test_a_byte_order_mark_is_no_part_of_a_config_file(tmp_path, kind):
-    path = tmp_path / f"config.{kind}"
-    path.write_text(written(kind, [(name, list(settings.items())) for name, settings in SETTINGS.items()]), "utf-8-sig")
-    assert read_config_file(str(path)) == SETTINGS
-    for encoding in ("utf-8", "utf-8-sig"):
-        assert loads('{"a": 1}'.encode(encoding)) == loads('{"a": 1}'.encode(encoding).decode()) == {"a": 1}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -51,20 +41,6 @@ def test_a_key_that_stands_twice_in_a_config_file_is_refused(tmp_path, kind, see
     path.write_text(written(kind, sections))
     with pytest.raises(FlagError, match=rf"config.{kind} .*the key '{key}' is there twice.*: remove"):
         read_config_file(str(path))
-
-
-def test_yaml_is_otherwise_read_as_before(tmp_path):
-    def load_yaml(text):
-        (tmp_path / "some.yaml").write_text(text)
-        return read_yaml(tmp_path / "some.yaml")
-
-    text = "a: &base {x: 1, y: [1, {z: 2}]}\nb:\n  <<: *base\n  x: 3\nc: {x: 1}\n1: one\n'1': text\n"
-    assert load_yaml(text) == yaml.safe_load(text)
-    with pytest.raises(ValueError, match=r"'x' is there twice \(line 2 and 3\)"):
-        load_yaml("a:\n  x: 1\n  x: 2\n")
-    with pytest.raises(ValueError, match="expected ',' or"):
-        load_yaml("a: [1\nb")
-    assert loads('[{"a": 1}, {"a": 2}]', unique=True) == [{"a": 1}, {"a": 2}]
 
 
 def bomb(levels):
@@ -90,14 +66,6 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_not_waited_for(tmp_path):
     for name, message in (("pipe.json", "is a pipe or a device"), (".", "Is a directory")):
         with pytest.raises((ValueError, OSError), match=message):
             read_json(tmp_path / name)
-
-
-def test_a_key_that_stands_twice_is_refused_in_relevance(tmp_path):
-    """The first image's list of captions was gone."""
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "relevance.json").write_text('{"pairs": {"a": [1], "b": [2], "a": [3]}}')
-    with pytest.raises(DamagedData, match="the key 'a' is there twice"):
-        read_relevance(find_place(tmp_path), "test")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -12,9 +12,7 @@ from prolip.utils.style import (
     GOOD,
     IMAGE,
     LEVEL_COLOURS,
-    LEVEL_MARKERS,
     LOOKS,
-    STYLE,
     TEXT,
     percent,
     styled,
@@ -47,25 +45,12 @@ def distance(a, b, vision):
     return float(np.linalg.norm(lab(a, VISION[vision]) - lab(b, VISION[vision])))
 
 
-def test_the_distance_is_cielabs():
-    assert distance("white", "black", "all") == pytest.approx(100, abs=0.01)
-    assert lab("#ff0000", VISION["all"]) == pytest.approx([53.24, 80.09, 67.20], abs=0.01)
-    assert distance("#2b8a5b", "#c0455a", "deuteranopia") < 6, "green and red of one lightness, which were once used"
-
-
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize(
     "colours", [[look[0] for look in LOOKS], [*LEVEL_COLOURS.values()], [IMAGE, TEXT], [GOOD, BAD]]
 )
 def test_any_two_colours_are_apart(colours, vision):
     assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) > APART
-
-
-def test_nothing_is_said_by_colour_alone():
-    assert len({str(look[1:]) for look in LOOKS}) == len(LOOKS)
-    assert len({look[2] for look in LOOKS}) == len(LOOKS), "each series has its own marker"
-    assert LEVEL_MARKERS.keys() == LEVEL_COLOURS.keys() and len(set(LEVEL_MARKERS.values())) == len(LEVEL_MARKERS)
-    assert [look["linestyle"] for look in STYLE["axes.prop_cycle"]] == [look[1] for look in LOOKS]
 
 
 def test_shares_are_called_what_they_are():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from prolip.data.config import fitting_workers
 from prolip.utils.threads import cores, default_workers, share_busy_cores
 
 SLURM = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE")
@@ -47,22 +46,8 @@ def test_a_container_has_the_cores_of_its_quota(monkeypatch, tmp_path, quota, fo
     assert cores() == found
 
 
-def test_workers_divide_the_batch_and_have_two_samples_each_where_texts_are_unpaired():
-    assert [fitting_workers(batch, 8) for batch in (64, 46, 7, 1, 13, 12)] == [8, 2, 7, 1, 1, 6]
-    assert [fitting_workers(64, most) for most in (1, 3, 6, 99)] == [1, 2, 4, 8]
-    assert [fitting_workers(batch, 8, unpaired=True) for batch in (8, 6, 1)] == [4, 3, 1]
-
-
 @pytest.mark.parametrize("load, spins", [(0.3, None), (127.0, None), (128.0, "1000"), (300.0, "1000")])
 def test_threads_wait_shortly_on_a_busy_machine_alone(monkeypatch, load, spins):
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     share_busy_cores()
     assert os.environ.get("GOMP_SPINCOUNT") == spins
-
-
-@pytest.mark.parametrize("name, value", [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
-def test_what_the_environment_says_of_waiting_stays(monkeypatch, name, value):
-    monkeypatch.setattr("os.getloadavg", lambda: (300.0, 0.0, 0.0))
-    monkeypatch.setenv(name, value)
-    share_busy_cores()
-    assert os.environ[name] == value and ("GOMP_SPINCOUNT" in os.environ) is (name == "GOMP_SPINCOUNT")

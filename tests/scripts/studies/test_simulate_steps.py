@@ -7,12 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from prolip.cli.command import RENAMED
 from prolip.cli.main import main
-from prolip.cli.runs import RENAMED
 from prolip.data.config import chunks_ahead
 from prolip.plan.config import PlanConfig
-from prolip.plan.hardware import build_cluster
-from prolip.plan.models import count_of_run
+from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import feed, pairs, step_times
 from studies.scaling import simulate_steps
 from studies.scaling.simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate
@@ -167,7 +166,7 @@ def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
     assert [row.split("|")[1].strip() for row in rows] == [name for name, _ in simulate_steps.ROWS]
 
 
-@pytest.mark.parametrize("flag", [f"--{name}" for name, to in RENAMED.items() if "simulate_steps" in to])
+@pytest.mark.parametrize("flag", [f"--{name}" for name, to in RENAMED["plan"].items() if "simulate_steps" in to])
 def test_the_flags_that_planning_had_name_this_script(capsys, flag):
     assert main(["plan", "--mfu", "0.4", flag]) == 2
     error = capsys.readouterr().err

@@ -159,7 +159,7 @@ def test_the_log_of_a_run_says_which_weights_it_begins_with(bad, capsys):
     save_pretrained(prolip.create_model(NAME), "m")
     assert start("--pretrained", "m/model.safetensors", "--force-image-size", "64") == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  weights")]
-    assert said.startswith("  weights    m/model.safetensors: loaded 59 of 59 tensors (logit 2 of 2, visual 35 of 35")
+    assert said.startswith("  weights    m/model.safetensors: loaded 59 of 59 tensors")
     assert "new, at their initial values: none" in said and "interpolated: visual.positional_embedding from 18" in said
     assert start("--overwrite") == 0
     assert "\n  weights" not in capsys.readouterr().out  # none were loaded

@@ -1,10 +1,7 @@
 """The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
 
-A *concept* is one hexcode with its texts, a *drawing* one designer's picture of a concept, a *caption row* a text at
-a level: "cat" is two rows where it is a name and a keyword, but one *text* with one embedding. Two relations follow:
-
-- rows x concepts, strict: at this level. The name rows are one-to-one with the concepts.
-- texts x concepts, complete: at any level. "hotel" is true of the love hotel (subgroup) and of the hotel (name).
+A caption row is a text at a level: "cat" is two rows where it is a name and a keyword, but one text. Rows are true of
+concepts strictly, at this level; texts completely, at any: "hotel" of the love hotel (subgroup) and the hotel (name).
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from prolip.utils.documents import shown
 from prolip.utils.messages import explain_missing
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
-FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
+FIELDS = (*LEVELS, "hexcode", "style")
 WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
 
 
@@ -202,18 +199,19 @@ def parse_rule(rule: str) -> tuple[Condition, ...]:
 
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     """Concept, style and encoded picture of one webdataset sample."""
-    key, url = sample["__key__"], sample["__url__"]
+    place, wanted = (
+        f"sample {sample['__key__']} of {sample['__url__']}",
+        ("hexcode", "name", "subgroup", "group", "style"),
+    )
     try:
         data, record = image_bytes(sample), json_record(sample)
     except SampleFault as fault:
-        raise ValueError(f"sample {key} of {url}: {fault}; {WANTED}") from fault
-    wanted = ("hexcode", "name", "subgroup", "group", "style")
+        raise ValueError(f"{place}: {fault}; {WANTED}") from fault
     if missing := [field for field in wanted if not record.get(field)]:
-        raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: {WANTED}")
+        raise ValueError(f"the .json of {place} lacks {', '.join(missing)}: {WANTED}")
     keywords = record.get("keywords") or []
-    texts = [record[field] for field in wanted]
-    if not isinstance(keywords, list) or not all(isinstance(text, str) for text in [*texts, *keywords]):
-        raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): {WANTED}")
+    if not isinstance(keywords, list) or not all(isinstance(x, str) for x in [*(record[w] for w in wanted), *keywords]):
+        raise ValueError(f"the .json of {place} holds no texts ({shown(record)}): {WANTED}")
     concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])
     return concept, record["style"], data
 

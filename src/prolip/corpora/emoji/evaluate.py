@@ -38,8 +38,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
     similarity: a score or the name of one, default: that of the model's method. Keys of `metrics`: names/...,
     captions/..., prompts/..., zero_shot/..., refusal/..., and, of scores and models that have them, calibration/...,
-    undoubted/..., ambiguity/..., trace/..., spearman/..., inclusion/..., recall_by_trace/..., matches/...; shares in
-    [0, 1]. ValueError for a corpus without a drawing or with fewer than two concepts.
+    undoubted/..., ambiguity/..., trace/..., spearman/..., inclusion/..., recall_by_trace/..., matches/...
     """
     started = time.perf_counter()
     score = embedder.scored_by(similarity)
@@ -47,19 +46,23 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
         raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
         raise ValueError(f"{corpus.concepts[0].name!r} is the only concept: choose two or more, or add names")
-    table = corpus.caption_table()
+    texts = corpus.caption_table().texts
     image, novelty = embed_drawings(corpus, embedder)
-    text = embedder.embed_texts(table.texts)
-    info: dict[str, Any] = {
-        "similarity": score.name,
-        "score": score.to_dict(),
-        "model_score": embedder.score.to_dict(),
-        "probabilistic": embedder.probabilistic,
-        "precision": embedder.precision,
-        "device": str(embedder.device),
-    } | facts_of(embedder)
-    lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
-    result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, read_by(embedder, image, text))
+    text, read = embedder.embed_texts(texts), {}
+    if embedder.reader is not None:
+        evidence, (low, high) = embedder.reader.evidence(image.mean), embedder.reader.shares(text.trace, text.mean)
+        read = {"ambiguity": embedder.reader.ambiguity(image.mean), "share_low": low, "share_high": high}
+        read |= {} if evidence is None else {"evidence": torch.stack(evidence, 1)}
+    info: dict[str, Any] = {"similarity": score.name, "score": score.to_dict(), "model_score": embedder.score.to_dict()}
+    info |= {"probabilistic": embedder.probabilistic, "precision": embedder.precision, "device": str(embedder.device)}
+    info |= {"parameters": embedder.parameters, "date": time.strftime("%Y-%m-%d %H:%M")}
+    if embedder.logit_scale is not None and embedder.logit_bias is not None:
+        info |= {"scale": embedder.logit_scale, "bias": embedder.logit_bias}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info["machine"] = f"{platform.system()} {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+    info["software"] = f"Python {platform.python_version()}, torch {torch.__version__}"
+    lengths, said = token_lengths(embedder.tokenizer, texts).numpy(), {name: x.numpy() for name, x in read.items()}
+    result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, said)
     result.metrics |= corpus_retrieval(result)
     result.metrics |= prompt_metrics(embedder, result)
     result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result) | uncertainty.undoubted(result)
@@ -67,11 +70,11 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
-        result.metrics |= uncertainty.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+        result.metrics |= uncertainty.trace_metrics(result)
         if result.expected_matches is not None:
             result.metrics |= uncertainty.matches_metrics(result.expected_matches, result.text_relation.sum(1))
             result.metrics |= uncertainty.inside_interval(result)
-    result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
+    result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
     return result
@@ -81,16 +84,6 @@ def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[s
     """Embed the drawings (N, D), with their novelty (N,) by the end of the tower, {} in a model without."""
     image, novelty = embedder.embed((drawing.data for drawing in corpus.drawings), "image", BATCH)
     return image, {name: nats.numpy() for name, nats in novelty.items()}
-
-
-def read_by(embedder: Embedder, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
-    """`CorpusResult.read`."""
-    if embedder.reader is None:
-        return {}
-    evidence, (low, high) = embedder.reader.evidence(image.mean), embedder.reader.shares(text.trace, text.mean)
-    found = {"ambiguity": embedder.reader.ambiguity(image.mean), "share_low": low, "share_high": high}
-    found |= {} if evidence is None else {"evidence": torch.stack(evidence, 1)}
-    return {name: x.numpy() for name, x in found.items()}
 
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
@@ -163,16 +156,6 @@ def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> d
         ranks = label_ranks(scores, truth)
         result.zero_shot |= {f"zero_shot/{name}/top{k}": mean_of(ranks <= k, "images") for k in (1, 5)}
     return out
-
-
-def facts_of(embedder: Embedder) -> dict[str, Any]:
-    """The model and the machine."""
-    out: dict[str, Any] = {"parameters": embedder.parameters, "date": time.strftime("%Y-%m-%d %H:%M")}
-    if embedder.logit_scale is not None and embedder.logit_bias is not None:
-        out |= {"scale": embedder.logit_scale, "bias": embedder.logit_bias}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    out["machine"] = f"{platform.system()} {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
-    return out | {"software": f"Python {platform.python_version()}, torch {torch.__version__}"}
 
 
 def gallery(

@@ -20,34 +20,23 @@ from prolip.prompts import DRAWINGS
 from prolip.utils.outputs import check_output, replacing_folder
 
 
-def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -> Path:
-    """Write a corpus as a retrieval task; nshards.txt comes last.
-
-    Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
-    without drawings, FileExistsError where the split is written already.
-    """
+def write_emoji(corpus: Corpus, folder: str | os.PathLike) -> Path:
+    """Write a corpus as a retrieval task, without texts that are true of no drawing. FileExistsError for a second."""
     folder = new_folder(corpus, folder)
     owned, further = shared_out(corpus)
     files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": further})}
-    return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
+    return write_task(corpus, folder, "txt", ["\n".join(texts) for texts in owned], files)
 
 
 def write_emoji_classes(
-    corpus: Corpus,
-    folder: str | os.PathLike,
-    level: str = "subgroup",
-    shard: int = SHARD,
-    templates: Sequence[str] = DRAWINGS,
+    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", templates: Sequence[str] = DRAWINGS
 ) -> Path:
-    """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
-
-    Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
-    """
+    """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept."""
     folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
     files = class_files(classes, [template.replace("{}", "{c}") for template in templates])
-    return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
+    return write_task(corpus, folder, "cls", [str(classes.index(name)) for name in own], files)
 
 
 def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
@@ -63,16 +52,14 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
     return folder
 
 
-def write_task(
-    corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
-) -> Path:
-    """Write drawings, each with one text member, in shards of `shard`, and files by their path, in one step."""
+def write_task(corpus: Corpus, folder: Path, suffix: str, contents: Sequence[str], files: Mapping[str, str]) -> Path:
+    """Write drawings, each with one text member, and files by their path, in one step."""
     samples = (
         {"__key__": drawing.key, **image_member(drawing.data), suffix: content.encode()}
         for drawing, content in zip(corpus.drawings, contents)
     )
     with replacing_folder(folder, kept=lambda name: True) as place:
-        write_split(place, samples, files, shard)
+        write_split(place, samples, files, SHARD)
     return folder
 
 

@@ -1,10 +1,7 @@
 """Pairs of the corpus of which one is a kind of the other, with negatives that only look like it.
 
-Text A is a kind of text B where both hold: the concepts that A is true of are a proper subset of those of B, at any
-level; and A stands lower in the tree group > subgroup > keyword > name (a text of several levels counts at its most
-general). Containment alone would make "kitty" a kind of every keyword of the one concept that carries it; the tree
-alone would put a subgroup below a group that it is no part of. What is contained without being lower, or has the very
-same concepts, is neither true nor a negative.
+Text A is a kind of B where the concepts that A is true of are a proper subset of those of B, and A stands lower in the
+tree group > subgroup > keyword > name (a text of several levels counts at its most general).
 """
 
 from __future__ import annotations
@@ -12,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy import ndarray as Array
+from numpy.random import Generator
 from scipy.sparse import csr_matrix
 
 from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
@@ -57,7 +56,7 @@ def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPair
     inside = both.data == count[both.row]
     codes = both.row[inside].astype(np.int64) * len(count) + both.col[inside]
 
-    def contained(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    def contained(first: Array, second: Array) -> Array:
         return np.isin(first * len(count) + second, codes)
 
     true = inside & (count[both.row] < count[both.col]) & (level[both.row] > level[both.col])
@@ -66,7 +65,7 @@ def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPair
     kept = _some(len(a), most, rng)
     inner, family = a[kept], b * (len(LEVELS) + 1) + level[a]
 
-    def related(row: np.ndarray, c: np.ndarray) -> np.ndarray:
+    def related(row: Array, c: Array) -> Array:
         return contained(inner[row], c) | contained(c, inner[row])
 
     sibling = _draw_from(a, family, family[kept], rng, related)
@@ -96,7 +95,7 @@ def image_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int
     subgroup = np.unique([c.subgroup for c in corpus.concepts], return_inverse=True)[1]
     family, own = subgroup[concept[a]] * (len(LEVELS) + 1) + level[b], concept[a[kept]]
 
-    def is_true(row: np.ndarray, text: np.ndarray) -> np.ndarray:
+    def is_true(row: Array, text: Array) -> Array:
         return table.text_relation[text, own[row]]
 
     sibling = _draw_from(b, family, family[kept], rng, is_true)
@@ -107,7 +106,7 @@ def image_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int
     return KindPairs(a[kept], b[kept], random, sibling, levels, NAMES, shares, len(a), ("random", "sibling"))
 
 
-def _some(found: int, most: int, rng: np.random.Generator) -> np.ndarray:
+def _some(found: int, most: int, rng: Generator) -> Array:
     if not found:
         raise ValueError("no text of this corpus is a kind of another: give concepts that share keywords or subgroups")
     if most < 1:
@@ -116,20 +115,14 @@ def _some(found: int, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_from(
-    values: np.ndarray,
-    family: np.ndarray,
-    wanted: np.ndarray,
-    rng: np.random.Generator,
-    refused: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> np.ndarray:
+    values: Array, family: Array, wanted: Array, rng: Generator, refused: Callable[[Array, Array], Array]
+) -> Array:
     """For each of `wanted`, one of the values of this family that is not refused(row, value), -1 if none was found."""
     order = np.argsort(family, kind="stable")
     start, end = (np.searchsorted(family[order], wanted, side=side) for side in ("left", "right"))
     found = np.full(len(wanted), -1, dtype=np.int64)
     for _ in range(TRIES):
         rows = np.flatnonzero(found < 0)
-        if not len(rows):
-            break
         drawn = values[order[rng.integers(start[rows], end[rows])]]
         good = ~refused(rows, drawn)
         found[rows[good]] = drawn[good]

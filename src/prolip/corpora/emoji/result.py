@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,9 @@ from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Concept, Corpus, D
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.ranking import Ranking, statistics_of
 from prolip.evaluation.metrics.streaming import Nearest, PairScores, Relevance, rank
+from prolip.evaluation.table import aligned
 from prolip.gaussian import Gaussian
-from prolip.methods import find_score, score_from_dict
+from prolip.methods import score_from_dict
 from prolip.scores import Score
 from prolip.uncertainty.doubt import Evidence
 from prolip.utils.console import plain
@@ -43,22 +45,18 @@ REFUSED_BY = {
 
 @dataclass
 class CorpusResult:
-    """One evaluation.
-
-    corpus: drawings and the concepts to tell them from; image: (N, D) of drawings; text: (T, D) of texts; info: JSON
-    values; novelty: nats of drawings (N,) by the end of the tower; read: by the model's reader, `evidence` (N, 2) and
-    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts; both are {} in a model without;
-    token_lengths: (T,); zero_shot: its metrics as functions of the drawings, not saved.
-    """
+    """One evaluation: of drawings (N, D) and texts (T, D) of a corpus."""
 
     corpus: Corpus
     image: Gaussian
     text: Gaussian
     token_lengths: np.ndarray
     metrics: dict[str, float]
-    info: dict
-    novelty: dict[str, np.ndarray] = field(default_factory=dict)
+    info: dict  # JSON values
+    novelty: dict[str, np.ndarray] = field(default_factory=dict)  # nats of drawings (N,) by the end of the tower
+    # By the model's reader: `evidence` (N, 2), `ambiguity` (N,) of drawings; `share_low`, `share_high` (T,) of texts.
     read: dict[str, np.ndarray] = field(default_factory=dict)
+    # Its metrics as functions of the drawings, not saved.
     zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -74,13 +72,12 @@ class CorpusResult:
     @cached_property
     def score(self) -> Score:
         """The score that ranked images and texts."""
-        return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
+        return score_from_dict(self.info.get("score", {"name": self.similarity}))
 
     @cached_property
     def model_score(self) -> Score:
         """The score of the model's method."""
-        own = self.info.get("model_score", self.info.get("score"))
-        return find_score(self.similarity)() if own is None else score_from_dict(own)
+        return score_from_dict(self.info.get("model_score", self.info.get("score", {"name": self.similarity})))
 
     def uncertainty(self, z: Gaussian) -> np.ndarray:
         """The uncertainty by the model's method, (N, D) -> (N,)."""
@@ -247,53 +244,61 @@ def load(folder: str | Path) -> CorpusResult:
 def format_corpus(result: CorpusResult, brief: bool = False) -> str:
     """The metrics as text; brief: the first ten lines."""
     m, info = result.metrics, result.info
+
+    def shares(*keys: str) -> list[str]:  # in percent; a dash for what is left out, such as R@10 among nine drawings
+        return [f"{100 * m[key]:.2f}" if key in m else "-" for key in keys]
+
     lines = [
         f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
-        f"{info['texts']} texts; ranked by {result.similarity}; {info['seconds']} s",
-        "",
-        f"{'retrieval':<26}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'mAP@R':>8}{'R-Prec':>8}{'median':>8}{'chance':>8}",
+        f"{info['texts']} texts; ranked by {result.similarity}; {info['seconds']} s"
     ]
-    for gallery, what in (("names", "names"), ("captions", "all captions")):
-        for way, label in (("i2t", f"image -> {what}"), ("t2i", f"{what} -> image")):
-            p = f"{gallery}/{way}"
-            cells = [m.get(f"{p}/{key}") for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
-            shares = "".join(share(value, 8) for value in cells)
-            lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
+    ways = {"names/i2t": "image -> names", "names/t2i": "names -> image"}
+    ways |= {"captions/i2t": "image -> all captions", "captions/t2i": "all captions -> image"}
+    rows = {}
+    for place, label in ways.items():
+        found = shares(*(f"{place}/{key}" for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")))
+        rows[label] = [*found, f"{m[f'{place}/median_rank']:.1f}", *shares(f"{place}/chance_R@1")]
+    lines += _block("retrieval", ["R@1", "R@5", "R@10", "mAP@R", "R-Prec", "median", "chance"], rows)
     if brief:
         last = {"right subgroup": "zero_shot/subgroup_members/top1", "counts within factor 2": WITHIN}
-        return "\n".join([*lines, *(f"{what:<26}{share(m[key], 8)}" for what, key in last.items() if key in m)])
-    lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
-    for level in ("subgroup", "group"):
-        for kind in (level, f"{level}_plain", f"{level}_members"):
-            widths = {"top1": 8, "top5": 8, "mean_per_class_recall": 9}
-            said = "".join(share(m.get(f"zero_shot/{kind}/{key}"), width) for key, width in widths.items())
-            lines.append(f"{kind:<26}{said}{m[f'zero_shot/{kind}/classes']:8.0f}")
+        return "\n".join([*lines, *(f"{what:<26}{shares(key)[0]:>8}" for what, key in last.items() if key in m)])
+    rows = {}
+    for kind in (f"{level}{how}" for level in ("subgroup", "group") for how in ("", "_plain", "_members")):
+        found = shares(*(f"zero_shot/{kind}/{key}" for key in ("top1", "top5", "mean_per_class_recall")))
+        rows[kind] = [*found, f"{m[f'zero_shot/{kind}/classes']:.0f}"]
+    lines += _block("zero-shot", ["top-1", "top-5", "by class", "classes"], rows)
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
-    lines += refusal_lines(m) + calibration_lines(m)
-    if not result.probabilistic:
-        lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
-        return "\n".join([*lines, *interval_lines(info)])
-    lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
-    spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
-    lines.append(f"middle 90% over median    {spreads}")
-    for prefix in ("matches/", "ambiguity/", "spearman/", "inclusion/", "recall_by_trace/"):
-        lines += [""] if any(key.startswith(prefix) for key in m) else []
-        lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
-    return "\n".join([*lines, *interval_lines(info)])
+    lines += [*refusal_lines(m), *calibration_lines(m), ""]
+    if result.probabilistic:
+        lines.append("mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image")))
+        spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
+        lines.append(f"middle 90% over median    {spreads}")
+        for prefix in ("matches/", "ambiguity/", "spearman/", "inclusion/", "recall_by_trace/"):
+            lines += [""] if any(key.startswith(prefix) for key in m) else []
+            lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
+    else:
+        lines.append("points: this model's method trains means alone, and its variances say nothing")
+    change = info.get("difference", {})
+    head = f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")
+    lines += ["", head] if "intervals" in info else []
+    for key, (low, high) in info.get("intervals", {}).items():
+        cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
+        if key in change:
+            cells += "   {:+6.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change[key]))
+        lines.append(cells)
+    return "\n".join(lines)
 
 
 def refusal_lines(metrics: dict[str, float]) -> list[str]:
     """AUROC and AURC of all that first places are refused by; none in an old result."""
     lines: list[str] = []
+    columns = [f"{what} {key.upper()}" for what in ("names", "all captions") for key in ("auroc", "aurc")]
     for way, title in {"i2t": "image -> text", "t2i": "text -> image"}.items():
-        galleries = {f"names_{way}": "names", f"captions_{way}": "all captions"}
-        rows = [name for name in REFUSED_BY if f"refusal/names_{way}/{name}/aurc" in metrics]
-        if rows:
-            heads = "".join(f"{f'{key} {what}':>20}" for what in galleries.values() for key in ("AUROC", "AURC"))
-            lines += ["", f"{f'{title}, refused by':<26}{heads}"]
-        for name in rows:
-            keys = [f"refusal/{gallery}/{name}/{key}" for gallery in galleries for key in ("auroc", "aurc")]
-            lines.append(f"{REFUSED_BY[name]:<26}" + "".join(f"{metrics.get(key, math.nan):20.3f}" for key in keys))
+        rows = {}
+        for name in (name for name in REFUSED_BY if f"refusal/names_{way}/{name}/aurc" in metrics):
+            keys = (f"{gallery}_{way}/{name}/{key}" for gallery in ("names", "captions") for key in ("auroc", "aurc"))
+            rows[REFUSED_BY[name]] = [f"{metrics.get(f'refusal/{key}', math.nan):.3f}" for key in keys]
+        lines += _block(f"{title}, refused by", columns, rows, 20) if rows else []
     return lines
 
 
@@ -302,31 +307,16 @@ def calibration_lines(metrics: dict[str, float]) -> list[str]:
     columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base"}
     columns |= {"match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}
     rows = {
-        f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
+        f"{name}{said}": [f"{metrics.get(f'{place}/{name}/{key}', math.nan):.4f}" for key in columns]
         for name in ("names", "captions")
         for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
         if f"{place}/{name}/match/ece" in metrics
     }
-    head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
-    lines = [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
+    lines = _block("match probability", list(columns.values()), rows, 11) if rows else []
     ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))
     return lines if own is None else [*lines, f"{'first name is right, ECE':<26}{ece:11.4f}, without doubt {own:.4f}"]
 
 
-def interval_lines(info: dict) -> list[str]:
-    """95% intervals in percent, of metrics and of differences to another result."""
-    if "intervals" not in info:
-        return []
-    change = info.get("difference", {})
-    lines = ["", f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")]
-    for key, (low, high) in info["intervals"].items():
-        cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
-        if key in change:
-            cells += "   {:+6.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change[key]))
-        lines.append(cells)
-    return lines
-
-
-def share(value: float | None, width: int) -> str:
-    """A share in percent; a dash for a metric that is left out, such as R@10 among nine drawings."""
-    return f"{'-':>{width}}" if value is None else f"{100 * value:{width}.2f}"
+def _block(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], width: int = 8) -> list[str]:
+    """An empty line and a table."""
+    return ["", *aligned(columns, [(f"{label:<26}", cells) for label, cells in rows.items()], width, title)]

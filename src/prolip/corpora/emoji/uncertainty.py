@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
 from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.evaluation.metrics.study import study_retrieval
-from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.uncertainty.novelty import refusal
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 WAYS = ("i2t", "t2i")
 #: What intervals are given of.
 WITH_INTERVALS = ("score", "all")
-#: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
-INCLUSIONS = tuple(combinations(("image", *reversed(LEVELS)), 2))
 #: Pairs that are tested at a time.
 PAIRS = 1 << 14
 
@@ -60,8 +57,8 @@ def metrics(result: CorpusResult) -> dict[str, float]:
 
 
 def calibration(result: CorpusResult) -> dict[str, float]:
-    """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places, as of
-    `study_retrieval`, with the doubt of the drawings; {} for a score without match probability.
+    """`calibration/{names,captions}/{match,match_i2t,match_t2i}/...` as of `study_retrieval`, with the doubt of the
+    drawings; {} for a score without match probability.
     """
     return {
         name: value
@@ -78,7 +75,7 @@ def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
     units, doubt = result.model_score.units, result.doubt
     matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
-    return study_retrieval(scores, [relevance], None, None, matches, result.model_score.uncertainty)[2].reliability
+    return study_retrieval(scores, [relevance], matches)[2].reliability
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:
@@ -141,7 +138,6 @@ def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.
     return out
 
 
-# --- traces -----------------------------------------------------------------------------------------------------------
 def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
     """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
     return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
@@ -160,34 +156,16 @@ def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str)
     return np.array(list(dict.fromkeys(pairs)), dtype=np.int64).reshape(-1, 2)
 
 
-def hierarchy_inclusion(
-    image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable
-) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Inner and outer of every pair of levels, and H(inner in outer) at eps = 0 of all true pairs (P,), ProLIP (4)."""
-    for inner, outer in INCLUSIONS:
-        pairs = hierarchy_pairs(corpus, table, inner, outer)
-        if len(pairs):
-            z = image if inner == "image" else text
-            blocks = np.split(pairs, range(PAIRS, len(pairs), PAIRS))
-            found = [inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]
-            yield inner, outer, np.concatenate(found)
-
-
-def trace_metrics(
-    image: Gaussian,
-    text: Gaussian,
-    corpus: Corpus,
-    table: CaptionTable,
-    token_lengths: np.ndarray,
-    uncertainty: Callable[[Gaussian], np.ndarray] = lambda z: z.trace.numpy(),
-) -> dict[str, float]:
-    """`trace/...`, `spearman/...`, `inclusion/...`; token_lengths (T,); uncertainty: called trace here.
+def trace_metrics(result: CorpusResult) -> dict[str, float]:
+    """`trace/...`, `spearman/...`, `inclusion/...`, of the uncertainty by the model's method, here called trace.
 
     `trace/..._spread`: width of the middle 90% over the median; `spearman/trace_true_matches`: of a text against the
     log number of its concepts; `..._given_tokens`: at equal numbers of tokens, as general captions here are longer;
-    `spearman/trace_generality`: against its level (name 0 ... group 3), positive in the order that the paper finds.
+    `spearman/trace_generality`: against its level (name 0 ... group 3), positive in the order that the paper finds;
+    `inclusion/...`: of H(inner in outer) at eps = 0 of all true pairs, ProLIP (4), the positive share and the median.
     """
-    image_trace, text_trace = uncertainty(image), uncertainty(text)
+    image, text, table, token_lengths = result.image, result.text, result.table, result.token_lengths
+    image_trace, text_trace = result.uncertainty(image), result.uncertainty(text)
     out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
     out |= {"trace/image_spread": spread(image_trace), "trace/text_spread": spread(text_trace)}
     out |= {f"trace/{level}": float(x.mean()) for level, x in traces_of_levels(text_trace, table).items()}
@@ -201,21 +179,16 @@ def trace_metrics(
     out["spearman/trace_generality"] = spearman(text_trace[table.text], generality)
     out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)
     out["spearman/trace_characters"] = spearman(text_trace, [len(t) for t in table.texts])
-    true_captions = table.text_relation.sum(0)[corpus.drawing_concepts]
+    true_captions = table.text_relation.sum(0)[result.corpus.drawing_concepts]
     out["spearman/trace_true_captions_of_images"] = spearman(image_trace, true_captions)
-    for inner, outer, h in hierarchy_inclusion(image, text, corpus, table):
-        out[f"inclusion/{inner}_in_{outer}"] = float((h > 0).mean())
-        out[f"inclusion/{inner}_in_{outer}/median"] = float(np.median(h))
+    for inner, outer in combinations(("image", *reversed(LEVELS)), 2):  # image, name, keyword, subgroup, group
+        pairs = hierarchy_pairs(result.corpus, table, inner, outer)
+        z, blocks = image if inner == "image" else text, np.split(pairs, range(PAIRS, len(pairs), PAIRS))
+        h = np.concatenate([inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks])
+        if len(h):
+            out[f"inclusion/{inner}_in_{outer}"] = float((h > 0).mean())
+            out[f"inclusion/{inner}_in_{outer}/median"] = float(np.median(h))
     return out
-
-
-def by_expected(expected: np.ndarray, true: np.ndarray) -> list[tuple[int, float, float]]:
-    """Texts in groups of doubling expected numbers of drawings, below 1 in one group, few first: their number and the
-    means of both numbers. expected, true: (T,), also of texts that fit no drawing.
-    """
-    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))
-    groups = (doubling == k for k in np.unique(doubling))
-    return [(int(rows.sum()), float(expected[rows].mean()), float(true[rows].mean())) for rows in groups]
 
 
 def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:

@@ -61,12 +61,9 @@ class CsvTable:
 
     def place(self, column: str) -> int:
         """The place of a column; TableError for one that is there twice."""
-        places = [number for number, name in enumerate(self.columns) if name == column]
-        if len(places) > 1:
-            numbers = " and ".join(str(number + 1) for number in places)
-            what = f"{self.path} line 1 calls columns {numbers} {column!r}"
-            raise TableError(f"{what}: rename all but the one that is meant")
-        return places[0]
+        if self.columns.count(column) > 1:
+            raise TableError(f"{self.path} line 1 has several columns {column!r}: rename all but the one that is meant")
+        return self.columns.index(column)
 
     def read(self, image: int | None = None, damaged: dict[int, str] | None = None) -> Iterator[list[str]]:
         """The cells of each row. image: the place of image paths; damaged: takes unquoted rows of another width."""

@@ -15,7 +15,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.order import Groups
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
-from prolip.data.split import Split, held_out
+from prolip.data.split import Split
 from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
@@ -91,7 +91,7 @@ class ImageRows:
 
         def is_held_out(index: int) -> bool:
             try:
-                return held_out(image_bytes(self(index)), split.share)
+                return Split(split.share).takes(image_bytes(self(index)))
             except SampleFault:
                 return False
 

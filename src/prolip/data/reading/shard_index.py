@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,12 +155,12 @@ def from_json(text: bytes, place: str) -> ShardIndex | None:
         raise ValueError(f"{place} is no JSON ({error}): remove it, or write it again by prolip data index") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         return None
-    folder, entries = parent(place), {}
+    folder, entries, fields = parent(place), {}, itemgetter(*Entry._fields)
     try:
         for name, values in data["shards"].items():
-            entry = Entry(*(values[field] for field in Entry._fields))
-            whole = all(type(count) is int and 0 <= count < 2**63 for count in entry[:2])
-            if not (whole and isinstance(entry.sha256, str) and len(entry.sha256) < 65):
+            samples, size, sha256 = entry = fields(values)
+            whole = type(samples) is type(size) is int and 0 <= samples < 2**63 and 0 <= size < 2**63
+            if not (whole and isinstance(sha256, str) and len(sha256) < 65):
                 wanted = "wanted whole numbers of 0 or more and a SHA-256"
                 raise ValueError(f"{shown(name)} is {shown(values)}, {wanted}")
             url = name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)

@@ -70,10 +70,7 @@ def check_address(address: str, pipes: bool = False) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The texts of a pattern with braces, as in bash; ValueError for unbalanced braces and for more than MOST texts.
-
-    They are counted first (at most: the product of all ranges and alternatives), as braceexpand holds every range.
-    """
+    """The texts of a pattern with braces, as in bash; ValueError if unbalanced or for more than MOST, counted first."""
     text, count, commas = re.sub(r"\\.", "", pattern), 1.0, [0]
     try:
         for found in RANGE.finditer(text):

@@ -226,9 +226,7 @@ def read_table(
 
 
 def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str]) -> tuple[list[str], float]:
-    """The rows that lack something, in words, and their share, after relative paths were completed: by the first of the
-    folders if no fewer files are there.
-    """
+    """What rows lack, in words, and their share; relative paths are completed by the first folder of most files."""
 
     def has_caption(row: ImageRow) -> bool:
         cells = [row.caption, *(row.record.get(name) for name in columns.captions)]

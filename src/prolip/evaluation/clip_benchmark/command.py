@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -54,17 +53,6 @@ TASKS = {
 OF_WEIGHTS = ("Pretrained ", "Failed to download weights")
 
 
-class Added(NamedTuple):
-    """Flags that clip_benchmark has not, or in a narrower meaning."""
-
-    similarity: str | None = None
-    prompts: str | None = None
-    amp: bool = False
-    tokenizer: str | None = None
-    pretrained: Sequence[str] | None = None
-    output: str | None = None
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 def is_fitted(model: str) -> bool:
     """Whether a name means one of OpenCLIP's models with variances that were fitted to it."""
@@ -84,11 +72,8 @@ def is_ours(run: Namespace) -> bool:
     return "prolip_cfg" in config or is_released(config)
 
 
-def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
-    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer).
-
-    ValueError where weights of prompts are of another model.
-    """
+def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
+    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
     if is_fitted(model_name):
         model, transform, tokenize = load_openclip(model_name, None, own.tokenizer)
         model = model.to(device)
@@ -105,7 +90,7 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
 
 
 # --- what is to be done -----------------------------------------------------------------------------------------------
-def parse(own: Added, rest: Sequence[str]) -> Namespace:
+def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
     """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
     given = [] if own.pretrained is None else ["--pretrained", *own.pretrained]
     given += [] if own.output is None else ["--output", own.output]
@@ -122,7 +107,7 @@ def parse(own: Added, rest: Sequence[str]) -> Namespace:
     return base
 
 
-def planned(own: Added, base: Namespace) -> list[Namespace]:
+def planned(own: Namespace, base: Namespace) -> list[Namespace]:
     """Every evaluation that clip_benchmark would make of these arguments, completed; ValueError, FileNotFoundError."""
     for name in cli._as_list(base.pretrained_model):
         if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
@@ -176,7 +161,7 @@ def root_of(run: Namespace) -> str:
     return root
 
 
-def complete(run: Namespace, own: Added, kind: str | None) -> None:
+def complete(run: Namespace, own: Namespace, kind: str | None) -> None:
     """Fill in what depends on the model and the data set, a wds one of a `kind`: model type, weights, task, output."""
     if run.model_type == "open_clip" and is_ours(run):
         run.model_type = "prolip"
@@ -206,7 +191,7 @@ def complete(run: Namespace, own: Added, kind: str | None) -> None:
     run.output = filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
 
 
-def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
+def check_run(run: Namespace, own: Namespace, sets: Sequence[Dataset]) -> None:
     """The task can be run with this model on these data. Raises ValueError or FileNotFoundError."""
     if run.task == "captioning" and run.model_type == "prolip":
         raise ValueError(f"{run.model} writes no captions: --task captioning wants a model such as coca_ViT-B-32")
@@ -245,7 +230,7 @@ def check_device(run: Namespace) -> None:
         raise ValueError(f"--task {run.task} needs CUDA, and there is none here")
 
 
-def similarity_of(run: Namespace, own: Added) -> str:
+def similarity_of(run: Namespace, own: Namespace) -> str:
     """What the run compares by; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
@@ -278,7 +263,7 @@ def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------
-def evaluate_and_write(run: Namespace, own: Added) -> None:
+def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = Path(run.output)
     if run.skip_existing and path.exists():
@@ -297,13 +282,10 @@ def evaluate_and_write(run: Namespace, own: Added) -> None:
         print(f"Results are in {path}")
 
 
-def run(words: Sequence[str], own: Added) -> None:
-    """What clip_benchmark does with these words, `eval ...` or `build ...`, with our models in it.
-
-    Mistakes show before a model is loaded: OSError, ValueError or CheckpointError.
-    """
+def run(words: Sequence[str], own: Namespace) -> None:
+    """What clip_benchmark does with these words, with our models in it; own: our flags. Mistakes show first."""
     if own.similarity is not None:
-        own = own._replace(similarity=find_score(own.similarity).name)
+        own.similarity = find_score(own.similarity).name
     types = [*registry.MODEL_TYPES, "prolip"]
     with (
         patched(),

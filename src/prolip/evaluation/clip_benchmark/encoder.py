@@ -40,15 +40,13 @@ class Packed(Tensor):
         """The scores of two sides, images first in the score whichever comes first here: (N, P), (M, P) -> (N, M)."""
         if left[0, -1] < 0:
             return cls.products(right, left).mT
-        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).chunk(2, dim=1)) for x in (left, right))
+        dtype = next((x.dtype for x in cls.score.parameters()), left.dtype)  # of a learned score
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).to(dtype).chunk(2, dim=1)) for x in (left, right))
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
 class GaussianEncoder(nn.Module):
-    """A probabilistic model with OpenCLIP's two methods; with `MeanScore` they give unit means.
-
-    prompts: weights with which classes are mixed, without them all prompts count alike.
-    """
+    """A probabilistic model with OpenCLIP's two methods, which give unit means for `MeanScore`; prompts: weights."""
 
     def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
@@ -82,11 +80,7 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
-
-    templates: {c} where the class goes, or the prompts of each class by its name. ValueError for other classes or
-    prompts than those that the model's weights of prompts are of.
-    """
+    """Every class as the mixture of its prompts, (P, C); templates: {c} where the class goes, or prompts by class."""
     weights = model.prompts
     if weights is not None:
         if isinstance(templates, Mapping):

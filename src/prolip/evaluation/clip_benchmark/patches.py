@@ -103,10 +103,7 @@ def leave_out(metrics: Any, name: str, reason: str) -> Any:
 
 
 def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", cache_dir=None) -> WdsImages:
-    """Shards by our reader: it names damage, decodes as training does, and passes no address to a shell.
-
-    The original fails with more workers than shards.
-    """
+    """Shards by our reader, which names damage, decodes as training does, and takes more workers than shards."""
     return WdsImages(open_wds(data_dir, split, name=dataset_name), transform)
 
 

@@ -111,15 +111,11 @@ def label_set_metrics(
     return out
 
 
-def label_set_names() -> list[str]:
-    """The names that `label_set_metrics` gives its metrics."""
-    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
-    return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
-
-
 def names_of_labels(info: dict[str, Any]) -> list[str]:
-    """`label_set_names` of a data set that has all captions of the split."""
-    return label_set_names() if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
+    """The names of `label_set_metrics`, [] for a data set that has not all captions of the split."""
+    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
+    names += [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
+    return names if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
 
 
 def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
@@ -160,10 +156,7 @@ def _both(
 
 # --- PMRP -------------------------------------------------------------------------------------------------------------
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
-    """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool.
-
-    Raises FileNotFoundError, and ValueError for images that the file does not list.
-    """
+    """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool."""
     path = Path(instances)
     if not path.exists():
         get = "from annotations_trainval2014.zip at cocodataset.org"

@@ -57,8 +57,7 @@ def draw(
     """The draw that seed and keys determine, whatever the order of the files: `shots` images of each trained class.
 
     Of a class with fewer images all are taken, without `test` half of them, rounded down; copies of drawn images are
-    then left out of the test set. Raises ValueError for sets that are no classification or do not have the same
-    classes, for classes without images, and where the test images hold drawn ones.
+    then left out of the test set. ValueError for sets that cannot make one.
     """
     if test is not None and test.classnames != dataset.classnames:
         raise ValueError(f"{test.source} has other classes than {dataset.source}: give two splits of one set")
@@ -109,10 +108,7 @@ def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
 def write_few_shot(
     found: FewShot, dataset: Dataset, folder: Path, test: Dataset | None = None, template: str = TEMPLATE
 ) -> None:
-    """Write a draw of these sets in one step. FileExistsError where something of one is there already.
-
-    template: what the classes are called in training and in the tests, {c} where the name goes.
-    """
+    """Write a draw of these sets in one step; template: what a class is called, {c} where the name goes."""
     check_new(folder, found.classes)
     with replacing_folder(folder, kept=lambda name: True) as place:
         with TarWriter(str(place / TRAIN), **CONSTANT) as train:

@@ -27,16 +27,9 @@ from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import SAMPLES, printable, read_shard, survey
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, image_bytes
 from prolip.data.sets import check_files
+from prolip.evaluation.datasets import webdataset as wds
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks
-from prolip.evaluation.datasets.webdataset import (
-    CLASSNAMES,
-    TEMPLATES,
-    Reading,
-    check_first,
-    check_templates,
-    read_samples,
-)
 from prolip.utils.documents import entries
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing
@@ -57,10 +50,7 @@ class Classes(NamedTuple):
 
 
 def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """The images of a table or a folder, each with all of its captions, or with its class; errors of `read_rows`.
-
-    DamagedData for images without captions, or without a class; `damage` counts these.
-    """
+    """The images of a table or a folder, each with its captions or its class; `damage` counts those without."""
     every = read_rows(source, max_bad=None if damage is None else 1.0)
     rows, base, address = every.rows, base_of(source), source.address
     known = [stated_by_row(row) for row in rows]
@@ -90,11 +80,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
 
 
 def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
-    """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
-
-    Names and prompts are those of classnames.txt and zeroshot_classification_templates.txt in the root or next to it,
-    else of ImageNet where folders are WordNet ids, else the folders' names. FileNotFoundError, ValueError, DamagedData.
-    """
+    """Images in class folders; a class is its folder's alphabetical rank, as torchvision's ImageFolder has it."""
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
@@ -128,10 +114,7 @@ def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> 
 
 
 def images_in(root: Path, folder: str) -> list[str]:
-    """The image files of one class in alphabetical order, subfolders too.
-
-    DamagedData where there is none, ValueError for a link that leaves the root.
-    """
+    """The image files of one class in alphabetical order, subfolders too; ValueError for a link out of the root."""
     found = [
         os.path.join(here, name)
         for here, names in walk(root, folder)
@@ -147,22 +130,19 @@ def images_in(root: Path, folder: str) -> list[str]:
 
 
 def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """Training shards: the captions of `.txt` or `.json`, or the classes of `.cls` or `.json`.
-
-    DamagedData for shards that cannot be read, ValueError for samples with neither captions nor classes.
-    """
+    """Training shards: the captions of `.txt` or `.json`, or the classes of `.cls` or `.json`."""
     urls, address = tuple(shard.url for shard in expand_shards(source.address)), redacted(source.address)
     first, marks = list(islice(stated(urls), SAMPLES)), shard_marks(urls)
     if not first:
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-    reading = Reading(urls, kind, partial(parse_sample, classes), damage)
-    check_first(reading)
+    reading = wds.Reading(urls, kind, partial(parse_sample, classes), damage)
+    wds.check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
         kind=kind,
-        samples=partial(read_samples, reading),
+        samples=partial(wds.read_samples, reading),
         fingerprint=fingerprint("shards", kind, marks, sorted(classes.numbers.items())),
         source=f"shards:{address}",
         classnames=classes.names,
@@ -209,10 +189,7 @@ def sample_of(classes: Classes, key: str, known: Stated) -> Sample:
 
 
 def kind_of(known: Sequence[Stated], task: Kind | None, address: str) -> Kind:
-    """The task that is asked for, else retrieval if there are captions; those that only repeat the class count as none.
-
-    ValueError for data without what the task takes.
-    """
+    """The task that is asked for, else retrieval if there are captions that do not only repeat the class."""
     captioned = any(captions and (task == "retrieval" or list(captions) != [label]) for captions, label in known)
     there: list[Kind] = ["retrieval"] if captioned else []
     there += ["classification"] if any(label for _, label in known) else []
@@ -233,11 +210,11 @@ def classes_of(kind: Kind, known: Iterable[Stated], folder: Path) -> Classes:
 def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Classes:
     """Classes with names and prompts: of files in the folder or its parent, of ImageNet, or the labels themselves.
 
-    numbered: labels that are numbers are lines of classnames.txt, from 0. ValueError, DamagedData for other files.
+    numbered: labels that are numbers are lines of classnames.txt, from 0.
     """
     imagenet = all(WNID.fullmatch(label) for label in labels)
-    templates, names = lines_beside(folder, TEMPLATES), lines_beside(folder, CLASSNAMES)
-    prompts = PLAIN_TEMPLATES if templates is None else check_templates(templates, folder)
+    templates, names = lines_beside(folder, wds.TEMPLATES), lines_beside(folder, wds.CLASSNAMES)
+    prompts = PLAIN_TEMPLATES if templates is None else wds.check_templates(templates, folder)
     if templates is None and imagenet:
         prompts = tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
     if names and numbered and all(label.isdecimal() and int(label) < len(names) for label in labels):
@@ -246,7 +223,7 @@ def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Cl
         known = dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
         if strange := [label for label in labels if label not in known]:
             what = f"{len(strange)} folders of {folder} are no classes of ImageNet-1k ({', '.join(strange[:3])})"
-            raise ValueError(f"{what}: give their names with a {CLASSNAMES} in the folder")
+            raise ValueError(f"{what}: give their names with a {wds.CLASSNAMES} in the folder")
         names = tuple(known[label] for label in labels)
     elif names is None:
         names = tuple(printable(label.replace("_", " ")) for label in labels)

@@ -15,7 +15,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.csv import TableError, open_table
@@ -26,7 +28,6 @@ from prolip.data.samples import Raw
 from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import Association, Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
-from prolip.utils.documents import loads
 from prolip.utils.messages import NAMED, explain_missing, first_few
 
 CAPTIONS = 5  # per image, as the field evaluates COCO's 5K test, though some images have six or seven
@@ -34,17 +35,16 @@ CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
     "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
 }
+STRINGS = TypeAdapter(list[str])
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
 
 
 def open_published(
     source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None, split: str = "test"
 ) -> Dataset:
-    """The images of a split in the order of the set, for retrieval, with all captions.
+    """The images of a split in the order of the set, for retrieval, with all captions (COCO and Flickr30k: CAPTIONS).
 
-    Of COCO and Flickr30k with the first CAPTIONS, where every image has so many, and their ids in `info`. A text of CUB
-    is relevant for all images of its species, whose number, from 0, is the label. FileNotFoundError, ValueError or
-    DamagedData before anything is computed, for images that are missing, too.
+    A text of CUB is relevant for all images of its species, whose number, from 0, is the label.
     """
     word = "karpathy" if source.kind in ("coco", "flickr") else source.kind
     name, images = read_set(source.kind, source.address, split)
@@ -87,19 +87,10 @@ def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -
         raise SampleFault("missing image", f"{archive.filename}: {error}") from error
 
 
-class FoundImages(NamedTuple):
-    """read: image i as a raw sample; mark: changes with the images; state: `Dataset.state`."""
-
-    read: Callable[[int], Raw]
-    mark: str
-    state: tuple[str, int] | None = None
-
-
-def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
-    """These files of the folder `name`, or of `name.zip`, next to a table.
-
-    FileNotFoundError, DamagedData for a zip that is none.
-    """
+def find_images(
+    folder: Path, name: str, files: Sequence[str]
+) -> tuple[Callable[[int], Raw], str, tuple[str, int] | None]:
+    """These files of the folder `name`, or of `name.zip`, next to a table: reader, a mark, and `Dataset.state`."""
     place, packed = folder / name, folder / f"{name}.zip"
     if place.is_dir():
         found = {entry.name: entry.path for entry in os.scandir(place) if entry.is_file()}
@@ -120,9 +111,9 @@ def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
         )
     chosen = [found[file] for file in files]
     if place is packed:
-        return FoundImages(partial(read_zipped, archive, chosen), file_mark(packed), archive_state([str(packed)]))
+        return partial(read_zipped, archive, chosen), file_mark(packed), archive_state([str(packed)])
     sizes = sorted((file, os.path.getsize(path)) for file, path in found.items())
-    return FoundImages(rows_of(chosen), fingerprint(sizes))
+    return rows_of(chosen), fingerprint(sizes), None
 
 
 def read_table(
@@ -144,12 +135,10 @@ def read_table(
     for number, row in enumerate(rows, start=2):
         for column in lists:
             try:
-                values = loads(row[column])
+                row[column] = STRINGS.validate_json(row[column])
             except ValueError as error:
-                values = error
-            if not isinstance(values, list):
-                raise DamagedData(f"{table} row {number}: {column} is no JSON list ({values!r:.80}): fetch it again")
-            row[column] = [str(value) for value in values]
+                what = f"{table} row {number}: {column} is no JSON list of texts ({row[column]!r:.80})"
+                raise DamagedData(f"{what}: fetch it again") from error
     if not rows:
         raise DamagedData(f"{table} has no row: fetch it again")
     return rows
@@ -158,10 +147,7 @@ def read_table(
 def open_caption_table(
     folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
-    """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
-
-    FileNotFoundError, DamagedData.
-    """
+    """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row."""
     folder = Path(folder)
     table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
     if table is None:
@@ -171,24 +157,21 @@ def open_caption_table(
     if len(captions) < len(rows) or not all(captions.values()):
         raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
     samples = [Sample(file, b"", captions=texts) for file, texts in captions.items()]
-    images = find_images(folder, CAPTION_TABLES[table.name], list(captions))
+    read, mark, state = find_images(folder, CAPTION_TABLES[table.name], list(captions))
     return Dataset(
         name=name or folder.resolve().name,
         kind="retrieval",
-        samples=partial(read_images, images.read, samples, damage),
-        fingerprint=fingerprint("captions", images.mark, list(captions.items())),
+        samples=partial(read_images, read, samples, damage),
+        fingerprint=fingerprint("captions", mark, list(captions.items())),
         source=str(folder),
         size=len(captions),
         damage=damage,
-        state=images.state,
+        state=state,
     )
 
 
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
-    """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
-
-    FileNotFoundError, DamagedData.
-    """
+    """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it."""
     folder = Path(folder)
     table = folder / WINOGAVIL
     instances = []
@@ -200,15 +183,15 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
             raise DamagedData(f"{what}: fetch it again")
         instances.append(Association(row["cue"], candidates, associated))
     keys = list(dict.fromkeys(candidate for instance in instances for candidate in instance.images))
-    images = find_images(folder, WINOGAVIL_IMAGES, [f"{key}.jpg" for key in keys])
+    read, mark, state = find_images(folder, WINOGAVIL_IMAGES, [f"{key}.jpg" for key in keys])
     return Dataset(
         name=name,
         kind="association",
-        samples=partial(read_images, images.read, [Sample(key, b"") for key in keys], damage),
-        fingerprint=fingerprint("winogavil", images.mark, file_mark(table)),
+        samples=partial(read_images, read, [Sample(key, b"") for key in keys], damage),
+        fingerprint=fingerprint("winogavil", mark, file_mark(table)),
         source=str(folder),
         associations=tuple(instances),
         size=len(keys),
         damage=damage,
-        state=images.state,
+        state=state,
     )

@@ -52,10 +52,10 @@ def has_splits(spec: str) -> bool:
 def open_dataset(
     spec: str, split: str | None = None, damage: FaultCounter | None = None, task: Kind | None = None
 ) -> Dataset:
-    """The data set that a word and its addresses name; ValueError for another word or number of addresses.
+    """The data set that a word and its addresses name.
 
     split: a name (default test), or a number: the share of the images that is held out by their content. task: of own
-    data that have both captions and classes. Errors of the readers pass through.
+    data that have both captions and classes.
     """
     word, _, address = spec.partition(":")
     own_form = word in READERS and READERS[word].form and address

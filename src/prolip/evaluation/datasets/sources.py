@@ -80,10 +80,7 @@ def join(base: str, *parts: str) -> str:
 
 
 def shard_marks(urls: Sequence[str]) -> list[str]:
-    """A mark of each shard that changes with it: `file_mark`, or of URLs the size and version that the server reports.
-
-    FileNotFoundError names shards that are missing; DamagedData for those that cannot be opened.
-    """
+    """A mark of each shard: `file_mark`, or of URLs the server's size and version; FileNotFoundError, DamagedData."""
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
         what = f"{len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)}"

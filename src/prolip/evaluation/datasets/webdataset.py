@@ -50,10 +50,9 @@ class Reading(NamedTuple):
 def open_wds(
     source: str | os.PathLike, split: str = "test", name: str | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
-    """A data set in the layout above, in a folder, at a URL that shards may have, or on a page of the hub.
+    """A data set in the layout above, of which everything but the inside of the shards is checked here.
 
-    Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
-    for files that do not say what they should.
+    source: a folder, a URL that shards may have, or a page of the hub. FileNotFoundError, DamagedData.
     """
     place = find_place(source)
     count = shard_count(place, split)

@@ -62,10 +62,7 @@ def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int
 
 
 def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -> int:
-    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images.
-
-    Line breaks in captions become blanks. ValueError for other kinds, and for matches by class, which it cannot hold.
-    """
+    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images."""
     if dataset.kind not in ("classification", "retrieval") or dataset.info.get("relevant_by"):
         what = "retrieval by class" if dataset.info.get("relevant_by") else dataset.kind
         raise ValueError(f"{dataset.source} is {what}, which --layout wds has no files for: leave --layout out")

@@ -1,9 +1,7 @@
 """Metrics as functions of query weights: values at weights of 1, bootstrap intervals at drawn weights.
 
-A draw takes as many queries as there are, with replacement (Efron, 1979): weights of a multinomial. Queries that are
-not independent are drawn as clusters (Davison and Hinkley, 1997, 3.8): all captions of an image have the weight of
-their image. The interval lies between percentiles of the metric over the draws. Two models are compared on the same
-draws, which removes the difficulty that both share from their difference.
+A draw takes as many queries as there are, with replacement (Efron, 1979). Queries that are not independent are drawn as
+clusters (Davison and Hinkley, 1997, 3.8): all captions of an image have its weight.
 """
 
 from __future__ import annotations
@@ -25,26 +23,23 @@ Weights = Mapping[str, np.ndarray]
 
 
 class Clusters(NamedTuple):
-    """The `size` clusters that queries are drawn with. name: of the set of them; of: (Q,) the cluster of each query."""
+    """Clusters that queries are drawn with."""
 
-    name: str
-    of: np.ndarray
+    name: str  # of the set of clusters
+    of: np.ndarray  # (Q,), the cluster of each query
     size: int
 
 
 class Statistic(NamedTuple):
     """A metric as a function of query weights: how often each query was drawn.
 
-    sizes: number of queries or clusters, by name of the set that they are drawn from ("images", "texts"); estimate:
-    weights (draws, Q) of each set -> (draws,), NaN where a draw holds nothing to average; clusters: by name, the sets
-    whose queries are drawn with their clusters, sets of other names are drawn independently; exact: the metric by an
-    unweighted sum, where that rounds as published numbers do.
+    estimate: weights (draws, Q) by name of a set of queries -> (draws,), NaN where a draw holds nothing to average.
     """
 
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # numbers of queries or clusters, by name of the set they are drawn from ("images", "texts")
     estimate: Callable[[Weights], np.ndarray]
-    clusters: dict[str, Clusters] = {}
-    exact: float | None = None
+    clusters: dict[str, Clusters] = {}  # of the sets whose queries are not drawn by themselves
+    exact: float | None = None  # by an unweighted sum, where that rounds as published numbers do
 
     @property
     def value(self) -> float:
@@ -100,8 +95,18 @@ def average_precision_of(scores: Array, targets: Array, queries: str) -> Statist
     exact = multilabel(scores, targets)["mAP"]
     scores, targets = as_array(scores, np.float64), as_array(targets).astype(np.float64)
 
+    def of_class(scores: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The sum over thresholds of precision times the recall that it adds, (draws,); NaN without a target."""
+        order = np.argsort(-scores, kind="stable")
+        ranked = -scores[order]
+        last = np.searchsorted(ranked, ranked, side="right") - 1  # equal scores share a threshold
+        drawn = weights[:, order]
+        true = drawn * targets[order]
+        precision = _ratio(true.cumsum(1)[:, last], drawn.cumsum(1)[:, last])
+        return _ratio((np.nan_to_num(precision) * true).sum(1), true.sum(1))
+
     def estimate(weights: Weights) -> np.ndarray:
-        return np.nanmean([_average_precision(s, t, weights[queries]) for s, t in zip(scores.T, targets.T)], axis=0)
+        return np.nanmean([of_class(s, t, weights[queries]) for s, t in zip(scores.T, targets.T)], axis=0)
 
     return Statistic({queries: len(scores)}, estimate, exact=exact)
 
@@ -177,10 +182,7 @@ def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
 def intervals(
     statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Every statistic with its interval, NaN where no draw has a value.
-
-    Raises ValueError for fewer than two draws or a level outside (0, 1).
-    """
+    """Every statistic with its interval, NaN where no draw has a value. ValueError for less than two draws."""
     if draws < 2 or not 0 < level < 1:
         raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
     sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
@@ -197,11 +199,11 @@ def intervals(
         weights |= {name: weights[link.name][:, link.of] for name, link in clusters.items()}
         for name, statistic in statistics.items():
             drawn[name].append(statistic.estimate(weights))
-    tail, found = (1 - level) / 2, {}
+    found = {}
     for name, parts in drawn.items():
         kept = np.concatenate(parts)
         kept = kept[~np.isnan(kept)]
-        low, high = np.quantile(kept, (tail, 1 - tail)) if len(kept) else (np.nan, np.nan)
+        low, high = np.quantile(kept, ((1 - level) / 2, (1 + level) / 2)) if len(kept) else (np.nan, np.nan)
         found[name] = Interval(statistics[name].value, float(low), float(high))
     return found
 
@@ -211,10 +213,10 @@ def paired(first: Mapping[str, Statistic], second: Mapping[str, Statistic], draw
     both = [name for name in first if name in second]
     for name in both:
         if not first[name].same_queries(second[name]):
-            raise ValueError(
-                f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other clusters of them:"
-                " compare two results of the same test set, with nothing left out of either"
+            what = (
+                f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other clusters of them"
             )
+            raise ValueError(f"{what}: compare two results of the same test set, with nothing left out of either")
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)
 
@@ -235,17 +237,3 @@ def _by_rise(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray, 
 
 def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-
-
-def _average_precision(scores: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted AP of one class for every draw: sum over thresholds of precision times the recall that it adds.
-
-    scores, targets (Q,), weights (draws, Q) -> (draws,), NaN without a target.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ranked = -scores[order]
-    last = np.searchsorted(ranked, ranked, side="right") - 1  # equal scores share a threshold
-    drawn = weights[:, order]
-    true = drawn * targets[order]
-    precision = _ratio(true.cumsum(1)[:, last], drawn.cumsum(1)[:, last])
-    return _ratio((np.nan_to_num(precision) * true).sum(1), true.sum(1))

@@ -1,9 +1,7 @@
 """Calibration of match probabilities and class confidences: reliability by bins, expected calibration error.
 
-The match probability of a pair, `Score.match_probability`, is trained on batches, where one pair in B matches. Fewer
-pairs of a test set match, so there it is too high: `probability_over_base_rate` says how much, the bins of LOG_ODDS
-where. A model that denies every match has an ECE of at most the base rate: read it with that ratio, which is then near
-0, and with the ECE of each query's first place.
+Match probabilities are trained on batches, where one pair in B matches; on a test set they are too high. A model that
+denies every match has an ECE of at most the base rate: read it with `probability_over_base_rate`, which is then near 0.
 """
 
 from __future__ import annotations
@@ -27,16 +25,12 @@ LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
 
 
 class Reliability(NamedTuple):
-    """Predicted probabilities in bins (lower, upper], the first with its lower edge; all (bins,).
-
-    counts: predictions; probability: their mean; frequency: how often they came true; NaN in empty bins. brier: mean
-    square of probability - outcome, over all predictions.
-    """
+    """Predicted probabilities in bins (lower, upper], the first with its lower edge; all (bins,), NaN in empty bins."""
 
     counts: np.ndarray
-    probability: np.ndarray
-    frequency: np.ndarray
-    brier: float
+    probability: np.ndarray  # mean of the predictions
+    frequency: np.ndarray  # how often they came true
+    brier: float  # mean square of probability - outcome, over all predictions
 
     @property
     def ece(self) -> float:
@@ -48,12 +42,9 @@ class Reliability(NamedTuple):
         `probability_over_base_rate` (1 is right on average, NaN if none came true), `brier`.
         """
         mean, base = self._mean(self.probability), self._mean(self.frequency)
-        worst, ratio = (
-            float(np.nanmax(np.abs(self.probability - self.frequency))),
-            mean / base if base else float("nan"),
-        )
+        worst = float(np.nanmax(np.abs(self.probability - self.frequency)))
         found = {"ece": self.ece, "max_error": worst, "mean_probability": mean, "base_rate": base}
-        found |= {"probability_over_base_rate": ratio, "brier": float(self.brier)}
+        found |= {"probability_over_base_rate": mean / base if base else float("nan"), "brier": float(self.brier)}
         return {f"{prefix}/{name}": value for name, value in found.items()}
 
     def _mean(self, values: np.ndarray) -> float:
@@ -108,10 +99,6 @@ class Matches(NamedTuple):
         doubt = None if self.doubt is None else self.doubt[images]
         return self.score.match_probability(scores, doubt, 0.0 if self.share is None else self.share[texts])
 
-    def block(self, rows: slice, scores: Tensor) -> Tensor | None:
-        """The probability of some images with all texts, from their scores (b, T)."""
-        return self.pairs(torch.arange(rows.start, rows.stop).unsqueeze(1), slice(None), scores)
-
 
 class MatchReliability(Bins):
     """The match probability of every pair of a score matrix, from blocks of scores as they stream by."""
@@ -121,8 +108,9 @@ class MatchReliability(Bins):
         self.relevance, self.matches = relevance, matches
 
     def update(self, rows: slice, block: Tensor) -> None:
-        """Take the scores (b, G) of these queries."""
-        probability = cast(Tensor, self.matches.block(rows, block)).cpu()
+        """Take the scores (b, T) of these images with all texts."""
+        images = torch.arange(rows.start, rows.stop).unsqueeze(1)
+        probability = cast(Tensor, self.matches.pairs(images, slice(None), block)).cpu()
         row, item = self.relevance.within(rows)
         self.add(probability.flatten().numpy(), probability[row, item].numpy())
 
@@ -135,11 +123,7 @@ def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
 
 
 def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:
-    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1. ValueError for other values.
-
-    Worked example, two bins: probabilities 0.2, 0.4 with outcomes 0, 1 and 0.9 with 1: gaps 0.2 and 0.1, so
-    ECE = (2 * 0.2 + 1 * 0.1) / 3.
-    """
+    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1. ValueError for other values."""
     p, y = as_array(probability, np.float64), as_array(outcome, np.float64)
     if p.ndim != 1 or p.shape != y.shape:
         raise ValueError(f"probabilities {p.shape} and outcomes {y.shape}: give one of each per prediction")

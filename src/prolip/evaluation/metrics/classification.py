@@ -1,6 +1,4 @@
-"""Classification metrics, shares in [0, 1]. Scores (N, C) are larger for nearer classes; of equal ones the lower class
-wins. Accuracies among k classes are left out where there are fewer.
-"""
+"""Classification metrics, shares in [0, 1], of scores (N, C); of equal scores the lower class wins."""
 
 from __future__ import annotations
 
@@ -13,10 +11,7 @@ from prolip.evaluation.metrics import Array, as_array
 
 
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
-
-    ValueError for shapes that do not fit, labels outside the classes, or NaN.
-    """
+    """The rank, from 1, of every own class: (N, C), (N,) -> (N,) int64. ValueError for labels out of range, and NaN."""
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
         shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes}: give (samples, classes) and (samples,)")
@@ -32,12 +27,6 @@ def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return ((scores > own) | ((scores == own) & lower)).sum(1) + 1
 
 
-def mean_per_class_recall(predicted: Array, labels: Array) -> float:
-    """Recall of every class that has a sample, averaged: (N,), (N,)."""
-    truth = as_array(labels)
-    return float(sk.recall_score(truth, as_array(predicted), labels=np.unique(truth), average="macro"))
-
-
 def macro_f1(predicted: Array, labels: Array) -> float:
     """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
     truth = as_array(labels)
@@ -46,10 +35,11 @@ def macro_f1(predicted: Array, labels: Array) -> float:
 
 def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """What a single-label task reports: `top1`, `top5`, `mean_per_class_recall`, `macro_f1`, `classes`."""
-    ranks, predicted, classes = label_ranks(scores, labels), scores.argmax(1), scores.shape[1]
+    ranks, predicted, classes = label_ranks(scores, labels), as_array(scores.argmax(1)), scores.shape[1]
     out = {f"top{k}": float((ranks <= k).double().mean()) for k in (1, 5) if k <= classes}
-    out["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
-    return out | {"macro_f1": macro_f1(predicted, labels), "classes": float(classes)}
+    truth = as_array(labels)
+    recall = sk.recall_score(truth, predicted, labels=np.unique(truth), average="macro")
+    return out | {"mean_per_class_recall": float(recall), "macro_f1": macro_f1(predicted, truth), "classes": classes}
 
 
 def average_precision(scores: Array, targets: Array) -> np.ndarray:
@@ -67,10 +57,7 @@ def average_precision(scores: Array, targets: Array) -> np.ndarray:
 
 
 def multilabel(scores: Array, targets: Array) -> dict[str, float]:
-    """Mean average precision of a multi-label task.
-
-    `mAP`: over the classes that have a sample; `mAP_all_classes`: with 0 for the others, as clip_benchmark counts.
-    """
+    """`mAP` of the classes with a sample, and `mAP_all_classes` with 0 for the others, as clip_benchmark counts."""
     ap = average_precision(scores, targets)
     present = ~np.isnan(ap)
     out = {"mAP": float(ap[present].mean()) if present.any() else float("nan")}

@@ -1,9 +1,7 @@
-"""Retrieval metrics from ranks, with any number of matches per query.
+"""Retrieval metrics from ranks, shares in [0, 1]; `rsum` alone is in percent (six recalls, at most 600).
 
-- Larger scores are nearer. Equal scores are ranked by gallery index, lower first, so results are reproducible.
-- Averages leave out queries without a match in the gallery; `queries_without_match` counts them.
-- R@k is the share of queries with a match among the first k. It is left out for a k beyond the gallery.
-- Metrics are shares in [0, 1]; only `rsum` is in percent (six recalls, at most 600), as in the literature.
+Equal scores are ranked by gallery index, lower first. Averages leave out queries without a match; R@k is left out for a
+k beyond the gallery.
 """
 
 from __future__ import annotations
@@ -23,15 +21,11 @@ ZETAS, QUERIES = (0, 1, 2), 256
 
 
 class Ranking(NamedTuple):
-    """What the metrics need of every query's ranked gallery; all (Q,).
+    """What the metrics need of every query's ranked gallery; all (Q,)."""
 
-    first: rank of the first match, from 1, and 0 without a match; matches: R, how many there are; ap_at_r, r_precision:
-    the query's own values, NaN without a match.
-    """
-
-    first: Tensor
-    matches: Tensor
-    ap_at_r: Tensor
+    first: Tensor  # rank of the first match, from 1; 0 without a match
+    matches: Tensor  # R, how many there are
+    ap_at_r: Tensor  # NaN without a match, and so is r_precision
     r_precision: Tensor
 
     def hit(self, k: int) -> Tensor:
@@ -48,9 +42,8 @@ def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
     """Raise ValueError for NaN among scores (Q, G), whose rows are queries from `first_query` on."""
     if scores.isnan().any():
         row, column = scores.isnan().nonzero()[0].tolist()
-        raise ValueError(
-            f"the score of query {first_query + row} and item {column} is NaN: look for a diverged model before ranking"
-        )
+        what = f"the score of query {first_query + row} and item {column} is NaN"
+        raise ValueError(f"{what}: look for a diverged model before ranking")
 
 
 def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
@@ -61,8 +54,7 @@ def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
 def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence[int] = KS) -> dict[str, Statistic]:
     """The metrics of two rankings that are means over queries, called `texts` from text to image.
 
-    A k beyond the gallery is left out, and `rsum` with it: 100 x the sum of the recalls at 1, 5, 10 of both directions.
-    `mean_recall@1`: the mean of both.
+    `rsum`: 100 x the sum of the recalls at 1, 5, 10 of both directions; `mean_recall@1`: the mean of both.
     """
     out: dict[str, Statistic] = {}
     sides = (("i2t", i2t, "images", len(t2i.first)), ("t2i", t2i, texts, len(i2t.first)))
@@ -98,16 +90,13 @@ def plausible_match(
 ) -> dict[str, float]:
     """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
 
-    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label at all is left
-    out on both sides, as in the paper. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
-    Raises ValueError for labels of different widths.
+    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label is left out on
+    both sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
     """
     query_labels, gallery_labels = query_labels.bool(), gallery_labels.bool()
     if query_labels.shape[1:] != gallery_labels.shape[1:] or query_labels.dim() != 2:
-        raise ValueError(
-            f"labels {tuple(query_labels.shape)} and {tuple(gallery_labels.shape)}: give multi-hot rows over one set "
-            "of classes"
-        )
+        shapes = f"labels {tuple(query_labels.shape)} and {tuple(gallery_labels.shape)}"
+        raise ValueError(f"{shapes}: give multi-hot rows over one set of classes")
     asked, kept = query_labels.any(1), gallery_labels.any(1)
     values: dict[int, list[Tensor]] = {zeta: [] for zeta in ZETAS}
     for start in range(0, len(query_labels), QUERIES):
@@ -122,17 +111,14 @@ def plausible_match(
             matches = hits.sum(1, keepdim=True)
             within = hits & (torch.arange(hits.shape[1]) < matches)
             values[zeta].append((within.sum(1).double() / matches.squeeze(1))[matches.squeeze(1) > 0])
-    out = {f"PMRP@{zeta}": _mean(torch.cat(parts)) for zeta, parts in values.items()}
+    out = {f"PMRP@{zeta}": float(torch.cat(parts).double().mean()) for zeta, parts in values.items()}
     return out | {"PMRP": sum(out.values()) / len(out), "queries": float(asked.sum())}
 
 
 def chance_recall(matches: Tensor, gallery: int, k: int) -> float:
     """Expected recall@k of a random order: the mean of 1 - C(G - R, k) / C(G, k) over queries with R > 0 matches."""
-    matches = matches[matches > 0]
-    if not len(matches):
-        return float("nan")
-    counts = matches.cpu().numpy()
-    return float(1 - hypergeom.pmf(0, gallery, counts, min(k, gallery)).mean())
+    counts = matches[matches > 0].cpu().numpy()
+    return float(1 - hypergeom.pmf(0, gallery, counts, min(k, gallery)).mean()) if len(counts) else float("nan")
 
 
 def _means(ranking: Ranking, queries: str, ks: Sequence[int]) -> dict[str, Statistic]:
@@ -146,7 +132,3 @@ def _counts(ranking: Ranking) -> dict[str, float]:
     count = int(kept.sum())
     middle = float(ranking.first[kept].double().quantile(0.5)) if count else float("nan")
     return {"median_rank": middle, "queries": float(count), "queries_without_match": float(len(kept) - count)}
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())

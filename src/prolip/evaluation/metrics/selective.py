@@ -1,7 +1,6 @@
 """Selective prediction: risk-coverage curves, AURC, AUROC, and rank correlations of uncertainty and error.
 
-Errors are numbers where less is better: 0 or 1, 1 - AP@R, 1 - Jaccard. Samples of higher uncertainty are refused first:
-a trace, the sum over a pair, the negative score. Equal uncertainties are refused in random order; every metric is the
+Less error is better; samples of higher uncertainty are refused first, equal ones in random order: every metric is the
 expectation over these orders, so a constant uncertainty gives exactly what random refusal gives.
 """
 
@@ -25,10 +24,7 @@ COVERAGES = (0.9, 0.8, 0.5)
 
 
 class RiskCoverage(NamedTuple):
-    """Mean error of the kept samples against the share kept; all (N,), from the most certain sample to all.
-
-    coverage: i/N; risk: by the uncertainty given; oracle: by the error itself, the least any uncertainty can reach.
-    """
+    """Mean error of the kept samples against the share kept; all (N,), from the most certain sample to all."""
 
     coverage: np.ndarray
     risk: np.ndarray
@@ -40,11 +36,6 @@ class RiskCoverage(NamedTuple):
         return float(self.risk.mean())
 
     @property
-    def oracle_aurc(self) -> float:
-        """The area of the oracle."""
-        return float(self.oracle.mean())
-
-    @property
     def error(self) -> float:
         """Mean error without refusal, which is also the area of random refusal."""
         return float(self.risk[-1])
@@ -52,7 +43,7 @@ class RiskCoverage(NamedTuple):
     @property
     def gain(self) -> float:
         """Share of the oracle's gain over random refusal: 1 the oracle, 0 chance; NaN where no refusal can help."""
-        possible = self.error - self.oracle_aurc
+        possible = self.error - float(self.oracle.mean())
         return (self.error - self.aurc) / possible if possible > 1e-12 else float("nan")
 
     def at(self, coverage: float) -> float:
@@ -61,11 +52,7 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
-    """The risk-coverage curve of an uncertainty: (N,), (N,).
-
-    Worked example, most certain first, errors 0, 1, 0, 1: risk 0, 1/2, 1/3, 1/2, so AURC = 1/3; the oracle's risk is
-    0, 0, 1/3, 1/2 with area 5/24. Raises ValueError for different lengths, no sample, or NaN.
-    """
+    """The risk-coverage curve of an uncertainty: (N,), (N,). ValueError for different lengths, no sample, or NaN."""
     uncertainty, error = _checked(uncertainty, error)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = np.repeat(np.bincount(group, weights=error) / size, size)  # by rising uncertainty; ties share their mean
@@ -74,9 +61,7 @@ def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
 
 
 def auroc(uncertainty: Array, wrong: Array) -> float:
-    """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN if all are one of
-    the two. (N,), (N,) bool.
-    """
+    """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN for one kind."""
     uncertainty, wrong = _checked(uncertainty, wrong)
     if len(np.unique(wrong > 0)) < 2:
         return float("nan")
@@ -87,9 +72,8 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    z (N, D); labels: numbers or names (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample,
-    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample alone in its class is
-    always wrong. ValueError for fewer than two samples.
+    z (N, D); labels (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample, by the cosine of
+    the means, of another class; `1-NN`: the share with the same class. ValueError for fewer than two samples.
     """
     labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):
@@ -115,12 +99,13 @@ def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: 
     for name, uncertainty in uncertainties.items():
         u, e = _checked(uncertainty, error)
         curve, deciles = risk_coverage(u, e), by_decile(u, e)
+        oracle = float(curve.oracle.mean())
         found = {
             "error": curve.error,
             **{f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES},
             "aurc": curve.aurc,
-            "aurc_oracle": curve.oracle_aurc,
-            "aurc_excess": curve.aurc - curve.oracle_aurc,  # E-AURC of the same paper
+            "aurc_oracle": oracle,
+            "aurc_excess": curve.aurc - oracle,  # E-AURC of the same paper
             "aurc_gain": curve.gain,
             "spearman": deciles.spearman_queries,
             "spearman_deciles": deciles.spearman_bins,
@@ -143,18 +128,13 @@ def _checked(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray]:
     return u, e
 
 
-# --- rank correlations, spread, values by decile, traces by length ---------------------------------------------------
 class Deciles(NamedTuple):
-    """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group.
-
-    spearman_bins, spearman_queries: rank correlation of trace and value over groups and over single queries; a
-    calibrated uncertainty gives -1 for values where more is better.
-    """
+    """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group."""
 
     trace: np.ndarray
     value: np.ndarray
-    spearman_bins: float
-    spearman_queries: float
+    spearman_bins: float  # of trace and value over groups: -1 for a calibrated one and values where more is better
+    spearman_queries: float  # over single queries
 
 
 def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
@@ -167,10 +147,7 @@ def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -
 
 
 def partial_spearman(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
-    """Spearman's correlation of x and y at equal `given`: (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)).
-
-    All (N,); NaN where a plain one is, or where `given` orders one side completely.
-    """
+    """Spearman's correlation at equal `given`: (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)); (N,) each."""
     xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
     unexplained = (1 - xz**2) * (1 - yz**2)
     return (xy - xz * yz) / unexplained**0.5 if unexplained > 0 else float("nan")
@@ -183,10 +160,7 @@ def spread(trace: np.ndarray) -> float:
 
 
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
-    """Mean value (a recall, say) by decile of trace, trace and value (Q,): the expectation over orders of equal traces.
-
-    Each counts with the mean value of its tie, so both deciles share a tie across their edge in proportion.
-    """
+    """Mean value (a recall, say) by decile of trace (Q,): the expectation over orders of equal traces."""
     levels, tie, size = np.unique(trace, return_inverse=True, return_counts=True)
     expected = np.bincount(tie, weights=value, minlength=len(levels)) / size
     groups = [group for group in np.array_split(np.repeat(np.arange(len(levels)), size), bins) if len(group)]
@@ -196,12 +170,3 @@ def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
         for x in (levels, expected)
     )
     return Deciles(traces, values, spearman(traces, values), spearman(trace, value))
-
-
-def by_length(lengths: np.ndarray, trace: np.ndarray) -> np.ndarray:
-    """(L, 5) a row for each length, shortest first: it, the mean, lower and upper quartile of its traces, how many.
-
-    lengths, trace: (T,).
-    """
-    groups = [(length, trace[lengths == length]) for length in np.unique(lengths)]
-    return np.array([[length, x.mean(), *np.quantile(x, (0.25, 0.75)), len(x)] for length, x in groups])

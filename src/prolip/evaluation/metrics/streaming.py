@@ -1,15 +1,13 @@
 """Scores of all pairs in bounded memory, and ranks from them: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
-Every metric of `metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus the number
-of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a time are
-all that exists. `row_blocks` streams them; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
+Metrics depend on the ranks of the matches alone, and a rank is one plus the number of gallery items above: nothing is
+sorted. `row_blocks` streams the scores; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +30,13 @@ Rows = Callable[[slice], Tensor]
 
 
 class Relevance(NamedTuple):
-    """Which gallery items match which query, as pairs sorted by query, each pair once.
+    """Which gallery items match which query, as pairs sorted by query, each pair once."""
 
-    query, item: (P,) int64; queries, gallery: how many there are; absent: (Q,) matches of a query that the gallery does
-    not hold, which count in R (they can never be retrieved).
-    """
-
-    query: Tensor
+    query: Tensor  # (P,) int64
     item: Tensor
-    queries: int
+    queries: int  # how many there are
     gallery: int
-    absent: Tensor
+    absent: Tensor  # (Q,), matches of a query that the gallery does not hold, which count in R: never retrieved
 
     @classmethod
     def from_pairs(cls, query: Indices, item: Indices, queries: int, gallery: int) -> Relevance:
@@ -86,83 +80,75 @@ class Relevance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shortlist:
-    """The coarse top `size`, the first of equal items, are re-scored and always rank first.
-
-    coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
-    """
-
-    size: int
-    coarse: Callable[[Index, Index], Tensor]
-    paired: Callable[[Tensor, Tensor], Tensor]
-
-    def rows(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
-        near = largest(coarse, self.size)
-        row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
-        again = paired(row.flatten(), near.flatten()).view_as(near).double()
-        behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
-        return (coarse + behind).scatter_(1, near, again)
-
-
-@dataclass(frozen=True)
 class PairScores:
     """Scores of images against texts, computed when asked for; larger is nearer.
 
-    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts; shortlist: what makes
-    the rows of images against all texts, and of texts against all images, instead.
+    The coarse top `shortlist` of a row, the first of equal items, are re-scored by `paired` and always rank first.
     """
 
     images: int
     texts: int
-    block: Callable[[Index, Index], Tensor]
-    shortlist: Shortlist | None = None
+    block: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c)
+    shortlist: int = 0
+    coarse: Any = None  # as `block`
+    paired: Any = None  # int64 indices of images and texts, (N,) each -> (N,)
 
     @classmethod
-    def from_matrix(cls, scores: Tensor | np.ndarray) -> PairScores:
-        """A matrix in memory or mapped from a file, images in rows: (N, M)."""
+    def from_matrix(cls, matrix: Tensor | np.ndarray) -> PairScores:
+        """A matrix in memory, images in rows: (N, M)."""
+        scores = torch.as_tensor(matrix)
 
         def block(rows: Index, columns: Index) -> Tensor:
-            if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-                rows = rows.unsqueeze(1)  # picks the pairs themselves, not whole rows first
-            if isinstance(scores, Tensor):
-                return scores[rows, columns]
-            r, c = (x.numpy() if isinstance(x, Tensor) else x for x in (rows, columns))
-            return torch.from_numpy(np.array(scores[r, c]))  # of a mapped file, only this part is read
+            both = isinstance(rows, Tensor) and isinstance(columns, Tensor)
+            return scores[rows.unsqueeze(1) if both else rows, columns]  # type: ignore[union-attr]
 
-        return cls(scores.shape[0], scores.shape[1], block)
+        return cls(len(scores), scores.shape[1], block)
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
-        """Those of a score, csd without one; image (N, D), text (M, D).
-
-        The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
-        traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
-        """
+        """The scores of image (N, D), text (M, D), csd by default; an asymmetric score takes images first, always."""
         score = CSDScore() if score is None else score
+        own: Any = score  # one with a shortlist has `coarse` and `paired`
+        means, traces = [z.float().mean for z in (image, text)], (image.trace, text.trace)  # once, not by block
+        if type(score) is MeanScore:
+            means = [F.normalize(mean, dim=-1) for mean in means]
+
+        def block(rows: Index, columns: Index) -> Tensor:
+            if type(score) not in (MeanScore, CSDScore):
+                return score.pairwise(image.select(rows), text.select(columns))
+            with without_autocast(image.mean.device):
+                products = means[0][rows] @ means[1][columns].mT
+            if type(score) is MeanScore:
+                return products
+            return products - 0.5 * (traces[0][rows].unsqueeze(1) + traces[1][columns])
 
         def coarse(rows: Index, columns: Index) -> Tensor:
-            return score.coarse(image.select(rows), text.select(columns))
+            return own.coarse(image.select(rows), text.select(columns))
 
         def paired(i: Tensor, j: Tensor) -> Tensor:
-            return score.paired(image.select(i), text.select(j))
+            return own.paired(image.select(i), text.select(j))
 
-        shortlist = Shortlist(score.shortlist, coarse, paired) if score.shortlist else None
-        return cls(len(image.mean), len(text.mean), _gaussian_block(image, text, score), shortlist)
+        return cls(len(image.mean), len(text.mean), block, score.shortlist, coarse, paired)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
-        short = self.shortlist
-        if short is None or short.size >= self.texts:
+        if not 0 < self.shortlist < self.texts:
             return self.block(rows, slice(None))
-        return short.rows(short.coarse(rows, slice(None)), lambda i, j: short.paired(i + rows.start, j))
+        return self._listed(self.coarse(rows, slice(None)), lambda i, j: self.paired(i + rows.start, j))
 
     def text_rows(self, rows: slice) -> Tensor:
         """Some texts against all images."""
-        short = self.shortlist
-        if short is None or short.size >= self.images:
+        if not 0 < self.shortlist < self.images:
             return self.block(slice(None), rows).mT
-        return short.rows(short.coarse(slice(None), rows).mT, lambda j, i: short.paired(i, j + rows.start))
+        return self._listed(self.coarse(slice(None), rows).mT, lambda j, i: self.paired(i, j + rows.start))
+
+    def _listed(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
+        near = largest(coarse, self.shortlist)
+        row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
+        again = paired(row.flatten(), near.flatten()).view_as(near).double()
+        behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
+        return (coarse + behind).scatter_(1, near, again)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Images against all texts, some images at a time, as `row_blocks` gives them."""
@@ -171,53 +157,28 @@ class PairScores:
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
 
-        def within(scores: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+        def within(scores: Any) -> Any:
             return lambda i, j: scores(images[i], texts[j])
 
-        short = self.shortlist
-        short = short and Shortlist(short.size, within(short.coarse), within(short.paired))
-        return PairScores(len(images), len(texts), within(self.block), short)
-
-
-def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[Index, Index], Tensor]:
-    """`PairScores.block` of a score. Of csd the traces, of the mean's cosine the unit vectors are computed once: by
-    block they would cost as much as the scores.
-    """
-
-    def products(a: Tensor, b: Tensor, rows: Index, columns: Index) -> Tensor:
-        with without_autocast(a.device):
-            return a[rows] @ b[columns].mT
-
-    def csd(rows: Index, columns: Index) -> Tensor:
-        traces = image_trace[rows].unsqueeze(1) + text_trace[columns]
-        return products(image_mean, text_mean, rows, columns) - 0.5 * traces
-
-    if type(score) is MeanScore:
-        return partial(products, *(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
-    if type(score) is CSDScore:
-        image_mean, text_mean = (z.float().mean for z in (image, text))
-        image_trace, text_trace = image.trace, text.trace
-        return csd
-    return lambda rows, columns: score.pairwise(image.select(rows), text.select(columns))
+        parts = within(self.block), self.shortlist, within(self.coarse), within(self.paired)
+        return PairScores(len(images), len(texts), *parts)
 
 
 def row_blocks(
     scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] = lambda rows: True
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a score matrix, some at a time, float32 or float64.
+    """The rows of a score matrix, BLOCK scores or ROWS rows at a time, float32 or float64. ValueError for NaN.
 
-    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is
-    scored at all. ValueError for another shape or NaN.
+    scores(rows) -> (len(rows), gallery); wanted: whether a block of rows is scored at all.
     """
     step = max(ROWS, BLOCK // max(gallery, 1))
     for rows in (slice(start, min(start + step, queries)) for start in range(0, queries, step)):
         if not wanted(rows):
             continue
         block = scores(rows)
-        if block.shape != (rows.stop - rows.start, gallery):
-            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted"
-            remedy = "give one row per query and one column per gallery item"
-            raise ValueError(f"{what} ({rows.stop - rows.start}, {gallery}): {remedy}")
+        if block.shape != (shape := (rows.stop - rows.start, gallery)):
+            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}"
+            raise ValueError(f"{what}, wanted {shape}: give a row for each query, a column for each gallery item")
         refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
 
@@ -239,8 +200,7 @@ class Nearest:
 def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
     """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
-    others: `Nearest` and the like, updated by the same pass, then with all rows. Relevances share blocks and counts.
-    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
+    others: `Nearest` and the like, updated by the same pass, then with all rows.
     """
     shapes = {(r.queries, r.gallery) for r in relevances}
     if len(shapes) != 1:
@@ -273,8 +233,8 @@ def rank(scores: Rows, relevance: Relevance, *others: Any) -> tuple[Ranking, Nea
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
 
-    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted. For the
-    others, NumPy compares and counts a row per match at memory speed, thirty times PyTorch's speed.
+    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted; for others
+    NumPy compares and counts at memory speed, thirty times PyTorch's.
     """
     many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
     ranks, table = torch.empty_like(row), scores.contiguous().numpy()

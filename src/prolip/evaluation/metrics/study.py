@@ -1,8 +1,4 @@
-"""How well uncertainty predicts errors, and probabilities come true, on any task.
-
-A `Study` holds the errors and uncertainties of the queries and the reliability of probabilities; `Study.metrics` is the
-flat table, `evaluation.plots.draw` the plots. Models without uncertainty are refused by their scores alone.
-"""
+"""How well uncertainty predicts errors, and probabilities come true, on any task."""
 
 from __future__ import annotations
 
@@ -17,16 +13,11 @@ from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.calibration import Matches, MatchReliability, Reliability, confidence, reliability
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.metrics.selective import recall_auroc, selective_metrics
-from prolip.evaluation.metrics.streaming import Nearest, PairScores, Relevance, check_fit, rank_sparse
-from prolip.gaussian import Gaussian
+from prolip.evaluation.metrics.selective import selective_metrics
+from prolip.evaluation.metrics.streaming import Index, Nearest, PairScores, Relevance, check_fit, rank_sparse
 
-Side = tuple[str, Tensor | None]
 #: The uncertainty of some pairs of an image and a text or class, (N,) places of either -> (N,); None: there is none.
 OfPairs = Callable[[Tensor, Tensor], Tensor | None]
-#: Images up to which R-AUROC is computed, as it takes their square of scores, and what is left out beyond.
-NEIGHBOURS = 50_000
-BY_NEIGHBOURS = ("refusal/R-AUROC", "refusal/1-NN")
 
 
 class Samples(NamedTuple):
@@ -42,10 +33,7 @@ class Samples(NamedTuple):
 
 
 class Study(NamedTuple):
-    """samples by prefix (`refusal`, or one for each direction), reliability by prefix, and single metrics by key.
-
-    too_large_for: metrics that were left out because the set has too many images for them.
-    """
+    """The errors and uncertainties of the queries, and the reliability of probabilities."""
 
     samples: dict[str, Samples]
     reliability: dict[str, Reliability] = {}
@@ -62,21 +50,6 @@ class Study(NamedTuple):
             out |= found.metrics(prefix)
         return out
 
-    def with_neighbours(self, image: Gaussian, labels: Tensor, uncertainty: Tensor) -> Study:
-        """The same with `refusal/R-AUROC` and `refusal/1-NN`, for at most NEIGHBOURS images, of two or more."""
-        if len(labels) > NEIGHBOURS:
-            return self._replace(too_large_for=BY_NEIGHBOURS)
-        found = recall_auroc(image, labels, uncertainty) if len(labels) > 1 else {}
-        return self._replace(extra=self.extra | {f"refusal/{key}": value for key, value in found.items()})
-
-
-class Predictions(NamedTuple):
-    """The nearest class of every image, the rank of its own one, and the study of both."""
-
-    predicted: Tensor
-    ranks: Tensor
-    study: Study
-
 
 def predict(scores: PairScores, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest class of every image, (N,), and the rank of its own one, (N,); of equal scores the lower class."""
@@ -88,20 +61,17 @@ def predict(scores: PairScores, labels: Tensor) -> tuple[Tensor, Tensor]:
 def study_classification(
     scores: PairScores,
     labels: Tensor,
-    image: Gaussian | None,
-    classes: Gaussian | None,
     matches: Matches,
-    uncertainty: Callable[[Gaussian], Tensor],
+    image: Tensor | None = None,
+    classes: Tensor | None = None,
     of_pairs: OfPairs = lambda images, classes: None,
-) -> Predictions:
-    """Predict and study a single-label task by one pass; error = the wrong class: scores of images against classes.
+) -> tuple[Tensor, Tensor, Study]:
+    """Predict and study a single-label task by one pass: the nearest class, the rank of the own one, (N,), the study.
 
-    labels (N,); image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them,
-    (N,) and (C,); matches: of what made the scores, whose softmax and match probability these are; of_pairs: see
-    `OfPairs`. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that of the class
-    chosen, or `of_pairs` of both); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen,
-    by softmax, `calibration/match/...` of all pairs of image and class, and `calibration/match_top1/...` of each image
-    with the class chosen.
+    labels (N,); matches: of what made the scores; image (N,), classes (C,): uncertainties, None for a model without.
+    Error: the wrong class. Refused by `score` (the negative of the best), `image`, `pair` (plus that of the class
+    chosen, or `of_pairs` of both). `calibration/confidence`: of the class chosen, by softmax; `match`: of all pairs;
+    `match_top1`: of each image with the class chosen.
     """
     labels = labels.cpu()
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
@@ -114,52 +84,41 @@ def study_classification(
             pairs.update(rows, block)
         if (logits := matches.score.scaled(block)) is not None:
             sure.append(confidence(logits, None if matches.doubt is None else matches.doubt[rows]).double().cpu())
-
-    right, uncertainties = nearest.item == labels, {"score": -nearest.score}
-    own = None if image is None else uncertainty(image)
-    if own is not None:
-        uncertainties["image"] = own
-        if classes is not None:
-            uncertainties["pair"] = own + uncertainty(classes)[nearest.item]
-    if (together := of_pairs(torch.arange(len(labels)), nearest.item)) is not None:
-        uncertainties["pair"] = together
+    right = nearest.item == labels
+    error, uncertainties = _samples(~right, nearest, {"image": image, "class": classes}, of_pairs)
+    uncertainties.pop("class", None)
     found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
         top = cast(Tensor, matches.pairs(slice(None), nearest.item, nearest.score))
         found["calibration/match_top1"] = reliability(top, right)
-    study = Study({"refusal": Samples.of(~right, uncertainties)}, found)
-    if image is not None and own is not None:
-        study = study.with_neighbours(image, labels, own)
-    return Predictions(nearest.item, torch.cat(ranks), study)
+    return nearest.item, torch.cat(ranks), Study({"refusal": Samples(error, uncertainties)}, found)
 
 
 def study_retrieval(
     scores: PairScores,
     relevances: Sequence[Relevance],
-    image: Gaussian | None,
-    text: Gaussian | None,
     matches: Matches,
-    uncertainty: Callable[[Gaussian], Tensor],
+    image: Tensor | None = None,
+    text: Tensor | None = None,
     of_pairs: OfPairs = lambda images, texts: None,
 ) -> tuple[list[Ranking], list[Ranking], Study]:
     """Rank and study a retrieval task by one pass per direction: images to texts and texts to images by each relevance.
 
-    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error = no match
-    in the first place, of queries that have one somewhere. Refused by `score` (the negative of the first place's), by
-    the uncertainty of the query, of the item in first place (`image`, `text`), and of both (`pair`: their sum, or
-    `of_pairs`), so `auroc` is R-AUROC across modalities. `calibration/match`: all pairs; `calibration/match_i2t`,
-    `match_t2i`: each query with its first place.
+    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in
+    the first place. Refused by `score`, the uncertainty of the query, of the item in first place (`image`, `text`), and
+    of both (`pair`), so `auroc` is R-AUROC across modalities. `calibration/match`: all pairs; `match_i2t`, `match_t2i`:
+    each query with its first place.
     """
     check_fit(scores, relevances[0])
     pairs = _pairs(relevances[0], matches)  # of one direction: they are the same in both
     texts, images = Nearest(scores.images), Nearest(scores.texts)
     i2t = rank_sparse(scores.image_rows, *relevances, others=[texts] if pairs is None else [texts, pairs])
     t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in relevances), others=[images])
-    sides: list[Side] = [(x, None if z is None else uncertainty(z)) for x, z in (("image", image), ("text", text))]
+    sides, turned = {"image": image, "text": text}, {"text": text, "image": image}
     samples = {
-        "refusal/i2t": _queries(i2t[0], texts, sides, of_pairs),
-        "refusal/t2i": _queries(t2i[0], images, sides[::-1], lambda text, image: of_pairs(image, text)),
+        "refusal/i2t": _samples(~i2t[0].hit(1), texts, sides, of_pairs, i2t[0].answerable),
+        "refusal/t2i": _samples(~t2i[0].hit(1), images, turned, lambda j, i: of_pairs(i, j), t2i[0].answerable),
     }
     found: dict[str, Reliability] = {}
     if pairs is not None:
@@ -168,7 +127,7 @@ def study_retrieval(
         top_images = cast(Tensor, matches.pairs(images.item, slice(None), images.score))
         found["calibration/match_i2t"] = reliability(top_texts, i2t[0].hit(1))
         found["calibration/match_t2i"] = reliability(top_images, t2i[0].hit(1))
-    return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found)
+    return i2t, t2i, Study({key: some for key, some in samples.items() if len(some.error)}, found)
 
 
 def _pairs(relevance: Relevance, matches: Matches) -> MatchReliability | None:
@@ -176,14 +135,15 @@ def _pairs(relevance: Relevance, matches: Matches) -> MatchReliability | None:
     return None if matches.score.match_probability(torch.zeros(0)) is None else MatchReliability(relevance, matches)
 
 
-def _queries(ranking: Ranking, nearest: Nearest, sides: list[Side], of_pairs: OfPairs) -> Samples:
-    """The answerable queries of one direction; sides: the queries', the gallery's."""
-    kept = ranking.answerable
-    (name, asked), (other, gallery) = sides
+def _samples(
+    wrong: Tensor, nearest: Nearest, sides: Mapping[str, Tensor | None], of_pairs: OfPairs, kept: Index = slice(None)
+) -> Samples:
+    """The queries of one direction; sides: the uncertainties of the queries and of the gallery, in this order."""
+    (name, asked), (other, gallery) = sides.items()
     uncertainties = {"score": -nearest.score}
     if asked is not None and gallery is not None:
         found = gallery[nearest.item]
         uncertainties |= {name: asked, other: found, "pair": asked + found}
     if (together := of_pairs(torch.arange(len(nearest.item)), nearest.item)) is not None:
         uncertainties["pair"] = together
-    return Samples.of((~ranking.hit(1))[kept], {key: u[kept] for key, u in uncertainties.items()})
+    return Samples.of(wrong[kept], {key: u[kept] for key, u in uncertainties.items()})

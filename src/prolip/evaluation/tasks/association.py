@@ -28,10 +28,7 @@ class Candidates(NamedTuple):
 
 
 def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
-    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
-
-    Equal scores go by index. Raises ValueError for an instance without a true candidate.
-    """
+    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n are true."""
     values = []
     for scores, associated, *_ in instances:
         true = set(associated.nonzero().flatten().tolist())
@@ -51,14 +48,9 @@ def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
 
 
 def texts(features: Features) -> tuple[list[str], None]:
-    """The cues, as DataComp asks them."""
-    return [cue_prompt(instance.cue) for instance in features.dataset.associations], None
-
-
-def cue_prompt(cue: str) -> str:
-    """The text of a WinoGAViL cue, in lower case behind "A" or, before a vowel, "An"."""
-    cue = cue.lower()
-    return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
+    """The cues as DataComp asks them: in lower case after "A" or, before a vowel, "An"."""
+    cues = [instance.cue.lower() for instance in features.dataset.associations]
+    return [f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}" for cue in cues], None
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -89,8 +81,7 @@ def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12.
 
-    Study: error = 1 - Jaccard of a cue. Refused by the negative of the best candidate's score, and by the cue's
-    uncertainty. `calibration/match`: each cue with all its candidates; `calibration/match_top1`: with the best one.
+    Study: error = 1 - Jaccard of a cue, refused by the negative of the best score and by the cue's uncertainty.
     """
     scored, found = list(score_candidates(features, score)), None
     if study:

@@ -12,6 +12,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
+from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.streaming import PairScores
 from prolip.evaluation.metrics.study import Study
 from prolip.gaussian import Gaussian
@@ -19,18 +20,18 @@ from prolip.prompts.templates import class_prompts
 from prolip.scores import Score
 
 Metrics = dict[str, float]
+#: Images up to which R-AUROC is computed, as it takes their square of scores.
+NEIGHBOURS = 50_000
 
 
 class Scored(NamedTuple):
-    """statistics: metrics that are functions of the queries; others: further metrics, or all in their order; info: for
-    `TaskResult.info`; study: if asked for; queries: values by name, (N,), such as the predicted class of each image.
-    """
+    """What a task gives for `TaskResult`."""
 
-    statistics: dict[str, Statistic]
-    others: Metrics = {}
+    statistics: dict[str, Statistic]  # metrics that are functions of the queries
+    others: Metrics = {}  # further metrics, or all in their order
     info: dict[str, Any] = {}
     study: Study | None = None
-    queries: dict[str, Tensor] = {}
+    queries: dict[str, Tensor] = {}  # values by name, (N,), such as the predicted class of each image
 
     @property
     def metrics(self) -> Metrics:
@@ -39,17 +40,13 @@ class Scored(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors.
+    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors."""
 
-    main: the metric to quote. texts: features -> (texts to embed; how many of them make each class, None: one text per
-    item). names: the names of the metrics, before any is computed. score: (features, score, whether to study its
-    uncertainty) -> `Scored`.
-    """
-
-    main: str
+    main: str  # the metric to quote
+    #: The texts to embed; how many of them make each class, None: one text per item.
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
-    names: Callable[[Dataset], list[str]]
-    score: Callable[[Features, Score, bool], Scored]
+    names: Callable[[Dataset], list[str]]  # of the metrics, before any is computed
+    score: Callable[[Features, Score, bool], Scored]  # the last: whether to study the uncertainty
 
 
 def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
@@ -89,13 +86,24 @@ def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
 
 def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
     """What `study_classification` and `study_retrieval` take after the scores and their labels."""
-    text, own = text_gaussians(features), features.model.scored_by()
-    gaussians = (features.image, text) if features.model.probabilistic else (None, None)
+    text, own, known = text_gaussians(features), features.model.scored_by(), features.model.probabilistic
+    uncertainties = (own.uncertainty(z) if known else None for z in (features.image, text))
 
     def of_pairs(i: Tensor, j: Tensor) -> Tensor | None:
         return own.pair_uncertainty(features.image.select(i), text.select(j))
 
-    return *gaussians, Matches.of(score, features.evidence, text), own.uncertainty, of_pairs
+    return Matches.of(score, features.evidence, text), *uncertainties, of_pairs
+
+
+def with_neighbours(study: Study, features: Features) -> Study:
+    """The study with `refusal/R-AUROC` and `refusal/1-NN`, of NEIGHBOURS images or less, where they have classes."""
+    labels = features.labels
+    if labels is None or not features.model.probabilistic or len(labels) < 2:
+        return study
+    if len(labels) > NEIGHBOURS:
+        return study._replace(too_large_for=("refusal/R-AUROC", "refusal/1-NN"))
+    found = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
+    return study._replace(extra={f"refusal/{key}": value for key, value in found.items()})
 
 
 def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,18 +113,16 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str,
 
 
 def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
-    """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
+    """`calibration/match` of all pairs and `calibration/match_top1` of each query's best one; {} without probabilities.
 
-    groups: of each query, of its pairs the scores, whether they match, and the places of the image and the text, (n,)
-    each. {} for a score that has no match probability.
+    groups: of each query, its pairs' scores, whether they match, the places of the image and of the text, (n,) each.
     """
     first = [int(scores.argmax()) for scores, *_ in groups]
     matches = Matches.of(score, features.evidence, text_gaussians(features))
     top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
     found = {}
-    parts = ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)
-    for name, (scores, true, images, texts), edges in parts:
-        probability = matches.pairs(images, texts, scores)
-        if probability is not None:
+    for name, columns, edges in ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL):
+        scores, true, images, texts = columns
+        if (probability := matches.pairs(images, texts, scores)) is not None:
             found[f"calibration/{name}"] = reliability(probability, true, edges)
     return found

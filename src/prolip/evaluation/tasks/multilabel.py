@@ -10,15 +10,8 @@ from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import average_precision_of
 from prolip.evaluation.metrics.classification import average_precision, multilabel
 from prolip.evaluation.metrics.study import Samples, Study
-from prolip.evaluation.tasks.base import (
-    Scored,
-    Task,
-    class_texts,
-    match_reliability,
-    own_labels,
-    score_matrix,
-    uncertainty_of,
-)
+from prolip.evaluation.tasks import base
+from prolip.evaluation.tasks.base import Scored, Task
 from prolip.scores import Score
 
 
@@ -30,21 +23,20 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     """`metrics.classification.multilabel`.
 
     Study: error = 1 - average precision of an image's classes; images without a label are left out. Refused by the
-    negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images and classes;
-    `calibration/match_top1`: each image with its best class.
+    negative of the best class's score, and by the image's uncertainty.
     """
-    scores, labels, found = score_matrix(features, score), own_labels(features), None
+    scores, labels, found = base.score_matrix(features, score), base.own_labels(features), None
     if study:
         error = 1 - average_precision(scores.mT, labels.mT)
         kept = ~np.isnan(error)
         uncertainties = {"score": -scores.amax(1)[kept]}
         if features.model.probabilistic:
-            uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
+            uncertainties["image"] = base.uncertainty_of(features)(features.image)[kept]
         images, texts = torch.meshgrid(*(torch.arange(count) for count in scores.shape), indexing="ij")
-        reliability = match_reliability(list(zip(scores, labels, images, texts)), features, score)
+        reliability = base.match_reliability(list(zip(scores, labels, images, texts)), features, score)
         found = Study({"refusal": Samples.of(error[kept], uncertainties)}, reliability)
     statistics = {"mAP": average_precision_of(scores, labels, "images")}
     return Scored(statistics, multilabel(scores, labels), {"classes": scores.shape[1]}, found)
 
 
-TASK = Task("mAP", class_texts, names, score_task)
+TASK = Task("mAP", base.class_texts, names, score_task)

@@ -11,16 +11,8 @@ from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered
 from prolip.evaluation.metrics.ranking import both_directions, retrieval_names, statistics_of
 from prolip.evaluation.metrics.streaming import Relevance, rank_sparse
 from prolip.evaluation.metrics.study import study_retrieval
-from prolip.evaluation.tasks.base import (
-    Metrics,
-    Scored,
-    Task,
-    own_labels,
-    pair_scores,
-    study_parts,
-    too_small_for,
-    uncertainty_of,
-)
+from prolip.evaluation.tasks import base
+from prolip.evaluation.tasks.base import Metrics, Scored, Task
 from prolip.scores import Score
 
 #: Entry of a data set's info, by which it declares labels of its own -> the names of their metrics, and the metrics.
@@ -41,19 +33,16 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
+    """Both directions by the most complete labels there are; where those are further ones, `own/...` by own captions.
 
-    `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; the
-    metrics of the data set's own labels, see EXTRA. Intervals draw clusters in both directions: an image with the
-    captions stored with it. Further matches join no clusters: such links could make one cluster of the whole set.
-    Study: error = no match in the first place; `refusal/R-AUROC` where images have classes.
+    Intervals draw an image with the captions stored with it, in both directions. Further matches join no clusters: such
+    links could make one cluster of the whole set. Study: error = no match in the first place.
     """
-    scores, (own, complete) = pair_scores(features, score), relevance_of(features)
+    scores, (own, complete) = base.pair_scores(features, score), relevance_of(features)
     labels, found = [own] if complete is None else [complete, own], None
     if study:
-        i2t, t2i, found = study_retrieval(scores, labels, *study_parts(features, score))
-        if features.labels is not None and features.model.probabilistic:
-            found = found.with_neighbours(features.image, features.labels, uncertainty_of(features)(features.image))
+        i2t, t2i, found = study_retrieval(scores, labels, *base.study_parts(features, score))
+        found = base.with_neighbours(found, features)
     else:
         i2t = rank_sparse(scores.image_rows, *labels)
         t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
@@ -66,24 +55,21 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
         statistics |= {f"{prefix}{name}": clustered(one, clusters) for name, one in means.items()}
         both = both_directions(a, b) | {"mean_recall@1": means["mean_recall@1"].value}
         others |= {f"{prefix}{name}": value for name, value in both.items()}
-    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), others)}
+    info = {"texts": len(features.captions), **base.too_small_for(retrieval_names(), others)}
     for entry, (_, extra) in EXTRA.items():
         others |= extra(scores, features.dataset.info) if entry in features.dataset.info else {}
     return Scored(statistics, others, info, found)
 
 
 def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
-    """Images x texts: each image's own captions, and the complete labels where the data set has more than those.
-
-    DamagedData for a pair of `dataset.relevance` that names no image or no caption.
-    """
+    """Images x texts: each image's own captions, and the complete labels where there are more. DamagedData."""
     owners, images = features.owners, len(features.keys)
     assert owners is not None
     captions = torch.arange(len(owners))
     own = Relevance.from_pairs(owners, captions, images, len(owners))
     dataset = features.dataset
     if dataset.info.get("relevant_by") == "label":
-        labels = own_labels(features)
+        labels = base.own_labels(features)
         pairs = []
         for label in labels.unique():
             pairs.append(torch.cartesian_prod(*((x == label).nonzero().flatten() for x in (labels, labels[owners]))))

@@ -8,6 +8,7 @@ import torch
 
 from prolip.corpora.emoji import uncertainty
 from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
 
 
@@ -26,11 +27,6 @@ def gaussians(traces, dim=4):
     mean = torch.zeros(len(traces), dim, dtype=torch.float64)
     mean[:, 0] = 1
     return Gaussian(mean, (traces / dim).log().unsqueeze(1).expand(-1, dim))
-
-
-def by_generality(table, values):
-    """A trace per text by its most general level."""
-    return [values[LEVELS[level]] for level in table.text_level]
 
 
 PAPER = {"group": 0.8, "subgroup": 0.4, "keyword": 0.2, "name": 0.1}
@@ -52,22 +48,15 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
     assert pairs("image", "keyword") == {(f"k{i}", text) for i in range(5) for text in words[i % 3]}
 
 
-def test_inclusion_of_a_few_pairs_at_a_time_is_that_of_all(monkeypatch):
+def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations(monkeypatch):
     corpus = make_corpus()
     table = corpus.caption_table()
-    embedded = gaussians([0.01, 0.02, 0.03, 0.04, 0.05]), gaussians(by_generality(table, PAPER)), corpus, table
-    whole = list(uncertainty.hierarchy_inclusion(*embedded))
-    monkeypatch.setattr(uncertainty, "PAIRS", 2)
-    for found, (*names, h) in zip(uncertainty.hierarchy_inclusion(*embedded), whole, strict=True):
-        assert found[:2] == tuple(names) and np.array_equal(found[2], h)
-    assert max(len(h) for *_, h in whole) > 4
-
-
-def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations():
-    corpus = make_corpus()
-    table = corpus.caption_table()
-    text, image = gaussians(by_generality(table, PAPER)), gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
-    figures = uncertainty.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
+    text, image = (
+        gaussians([PAPER[LEVELS[level]] for level in table.text_level]),
+        gaussians([0.01, 0.02, 0.03, 0.04, 0.05]),
+    )
+    result = CorpusResult(corpus, image, text, np.arange(len(table.texts)), {}, {})
+    figures = uncertainty.trace_metrics(result)
     rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}
     # "heart" is a subgroup as well as a keyword of the mammal "cat", with one trace: neither includes the other.
     assert rates.pop("inclusion/keyword_in_subgroup") == 0.5
@@ -77,6 +66,8 @@ def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlation
     assert figures["trace/text_over_image"] > 1
     # "heart" is a keyword too, and counts there with its one trace.
     assert figures["trace/keyword"] == pytest.approx((0.2 + 0.4) / 2)
+    monkeypatch.setattr(uncertainty, "PAIRS", 2)
+    assert uncertainty.trace_metrics(result) == pytest.approx(figures, nan_ok=True)
 
 
 def test_expected_numbers_of_matches_against_true_ones_by_hand():
@@ -84,10 +75,3 @@ def test_expected_numbers_of_matches_against_true_ones_by_hand():
     assert found["matches/within_factor_2"] == pytest.approx(2 / 4)  # the last fits nothing
     assert found["matches/median_factor"] == pytest.approx(math.sqrt(2 * 3))
     assert found["matches/expected_over_true"] == pytest.approx((2 * 4 / 3 * 1) ** 0.25)
-
-
-def test_texts_are_grouped_by_doublings_of_what_they_are_expected_to_fit():
-    groups = uncertainty.by_expected(np.array([0.1, 0.9, 1.0, 1.9, 9.0]), np.array([0, 1, 1, 2, 6]))
-    texts, expected, drawings = zip(*groups)
-    assert texts == (2, 2, 1) and drawings == (0.5, 1.5, 6)
-    assert expected == pytest.approx((0.5, 1.45, 9))

@@ -7,11 +7,12 @@ from kinds_corpus import corpus_of, truth
 from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.corpora.emoji.kinds import image_pairs, text_pairs
 
+corpus = corpus_of()
+table = corpus.caption_table()
+sets, level = truth(corpus)
+
 
 def test_true_pairs_are_proper_subsets_of_a_more_general_level():
-    corpus = corpus_of()
-    table = corpus.caption_table()
-    sets, level = truth(corpus)
     wanted = {(a, b) for a in sets for b in sets if sets[a] < sets[b] and level[a] > level[b]}
     pairs = text_pairs(table, most=10**6)
     found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
@@ -22,9 +23,6 @@ def test_true_pairs_are_proper_subsets_of_a_more_general_level():
 
 
 def test_negatives_are_no_kinds_and_siblings_share_the_parent():
-    corpus = corpus_of()
-    table = corpus.caption_table()
-    sets, level = truth(corpus)
     pairs = text_pairs(table, most=10**6)
     outers = {table.texts[b] for b in pairs.outer}
     assert (pairs.random >= 0).mean() > 0.9 and (pairs.sibling >= 0).mean() > 0.5
@@ -39,9 +37,6 @@ def test_negatives_are_no_kinds_and_siblings_share_the_parent():
 
 
 def test_a_pair_is_spread_over_the_concepts_of_its_inner():
-    corpus = corpus_of()
-    table = corpus.caption_table()
-    sets, _ = truth(corpus)
     pairs = text_pairs(table, most=40)
     assert len(pairs) == 40 < pairs.found
     for row, a in zip(pairs.shares.toarray(), pairs.inner):
@@ -50,9 +45,6 @@ def test_a_pair_is_spread_over_the_concepts_of_its_inner():
 
 
 def test_drawings_are_of_their_texts_and_of_no_sibling_s():
-    corpus = corpus_of()
-    table = corpus.caption_table()
-    sets, level = truth(corpus)
     pairs = image_pairs(corpus, table, most=10**6)
     of = corpus.drawing_concepts
     assert {(i, table.texts[b]) for i, b in zip(pairs.inner, pairs.outer)} == {
@@ -68,11 +60,10 @@ def test_drawings_are_of_their_texts_and_of_no_sibling_s():
 
 
 def test_a_corpus_without_kinds_or_drawings_is_refused():
-    corpus = Corpus((Concept("1", "a", (), "a", "a"),), ())
+    one = Corpus((Concept("1", "a", (), "a", "a"),), ())
     with pytest.raises(ValueError, match="no text of this corpus is a kind of another"):
-        text_pairs(corpus.caption_table())
+        text_pairs(one.caption_table())
     with pytest.raises(ValueError, match="no drawing"):
-        image_pairs(corpus, corpus.caption_table())
-    whole = corpus_of()
+        image_pairs(one, one.caption_table())
     with pytest.raises(ValueError, match="0 pairs: give 1 or more"):
-        text_pairs(whole.caption_table(), most=0)
+        text_pairs(table, most=0)

@@ -60,17 +60,6 @@ def test_tokens_go_where_the_definition_has_them(shares, end):
     assert out.equal(by_hand(text, draws, others, shares, end=end))
 
 
-def test_every_text_keeps_a_word_its_start_and_its_end():
-    text = texts(500, 9)
-    for shares in ((0, 0, 1.0), (1.0, 0, 0), (0.5, 0, 0.5)):
-        out = build(shares)(text, 0)
-        assert out[:, 0].eq(START).all() and out.eq(END).sum(1).equal(text.eq(END).sum(1))
-        words, kept = ((ids >= 10) & (ids < 50) for ids in (text, out))
-        assert kept.sum(1).equal(words.any(1).long())  # one of those that had any
-        ends = out.eq(END).long().argmax(1)
-        assert all(row[end + 1 :].eq(PAD).all() and not row[:end].eq(PAD).any() for row, end in zip(out, ends))
-
-
 def test_shares_are_those_asked_for_and_other_tokens_any_word_but_a_special_one():
     text = torch.full((4000, 40), 50)
     out = build((0.1, 0.3, 0.08))(text, 3)

@@ -1,11 +1,15 @@
-"""The order of the batches: what an epoch holds, whatever ranks and workers share it."""
+"""The batches of an epoch: which samples they hold, whatever ranks and workers share them, and what of each."""
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_loaders import build, epoch, gathered, same, write_csv
-from tiny_tars import members, write_shards, write_tar
+from tiny_tars import letters, members, plain, png, write_shards, write_tar
+
+from prolip.data.captions import caption_id
+from prolip.data.loader import DataConfig, build_loader
 
 
 def data_of(kind, tmp_path):
@@ -61,23 +65,6 @@ def test_an_epoch_holds_every_sample_and_rounds_up_and_may_be_left_early(tmp_pat
     assert all(map(same, wanted, epoch(loader, 1)))
 
 
-def test_augmentation_and_captions_do_not_depend_on_streams(tmp_path):
-    write_shards(tmp_path, [8, 8, 8, 8])
-    settings = {"caption_sampling": "keywords", "train_num_samples": 32}
-
-    def views(**place):
-        batches = epoch(build(tmp_path, **place, **settings), 3)
-        return {
-            key: (image, text)
-            for batch in batches
-            for key, image, text in zip(batch["key"], batch["image"], batch["text"])
-        }
-
-    one, two = views(), views(workers=2)
-    assert one.keys() == two.keys() and len(one) == 32
-    assert all(torch.equal(one[key][0], two[key][0]) and torch.equal(one[key][1], two[key][1]) for key in one)
-
-
 def test_every_rank_has_the_same_number_of_batches_however_uneven_the_shards_are(tmp_path):
     write_shards(tmp_path, [1, 1, 30, 2])
     for rank in range(4):
@@ -96,3 +83,94 @@ def test_an_epoch_of_resampled_sources_keeps_their_proportions(tmp_path):
     loader = build(f"{a}::{b}", train_data_upsampling_factors="3::1", **settings)
     keys = [key[0] for batch in epoch(loader) for key in batch["key"]]
     assert abs(keys.count("a") / len(keys) - 0.75) < 0.11  # 400 shards drawn: five standard deviations
+
+
+def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
+    for single, several in zip(one, three, strict=True):
+        assert several["text"].shape[:2] == (4, 3) and torch.equal(several["text"][:, 0], single["text"])
+        assert torch.equal(several["image"], single["image"])
+        words = {
+            key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)} for key in several["key"]
+        }
+        for key, row in zip(several["key"], several["text"]):
+            assert {tuple(text.tolist()) for text in row} <= words[key]
+    assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+
+
+def test_words_are_dropped_anew_each_epoch_the_same_for_ranks_and_workers_and_identities_stay(tmp_path):
+    write_tar(tmp_path / "a.tar", [(f"k{i}", {"png": png(i), "txt": f"a b c d e f {i}".encode()}) for i in range(8)])
+    settings = {"batch_size": 8, "known_matches": True, "word_drop": 0.5}
+    loader = build(tmp_path, workers=4, **settings)
+    first, second = (epoch(loader, number)[0] for number in (0, 1))
+    loader.close()
+    shared = [build(tmp_path, workers=2, rank=rank, world_size=2, **settings | {"batch_size": 4}) for rank in range(2)]
+    (step,) = zip(*(epoch(one) for one in shared))
+    for one in shared:
+        one.close()
+    assert same(gathered(step), first)
+    texts = ["".join(map(chr, row)).rstrip("\0") for row in first["text"].tolist()]
+    wholes = [f"a b c d e f {key[1:]}" for key in first["key"]]
+    assert all(text and set(text) <= set(whole) for text, whole in zip(texts, wholes))
+    assert sum(len(text.split()) for text in texts) < 7 * 8 * 0.75
+    assert first["caption_id"].tolist() == [caption_id(whole) for whole in wholes]
+    other = dict(zip(second["key"], second["text"].tolist()))
+    assert any(other[key] != row for key, row in zip(first["key"], first["text"].tolist()))
+    two = epoch(build(tmp_path, batch_size=8, word_drop=0.5, captions=2))[0]["text"]
+    assert (two[:, 0] != two[:, 1]).any(1).sum() > 4  # of one caption, each loses other words
+
+
+def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
+    write_tar(tmp_path / "bare.tar", [(f"b{i}", {"png": png(i)}) for i in range(4)])
+    with pytest.raises(ValueError, match="images have no text beside them"):
+        build(tmp_path)
+    (batch,) = epoch(build(tmp_path, captions=0))
+    assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4
+
+
+def test_unpaired_texts_are_those_of_the_batch_and_of_no_image_beside_them(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    pairs, apart = (epoch(build(tmp_path, workers=2, unpaired=unpaired)) for unpaired in (False, True))
+    for pair, other in zip(pairs, apart, strict=True):
+        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
+        assert not (pair["text"] == other["text"]).all(1).any()
+        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
+
+
+def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    loader = build(tmp_path, workers=2, known_matches=True, caption_sampling="name,keywords")
+    (batch, _) = epoch(loader)
+    assert batch["caption_id"].dtype == batch["caption_ids"].dtype == torch.int64
+    for key, text, drawn, every in zip(batch["key"], batch["text"], batch["caption_id"], batch["caption_ids"]):
+        index = int(key[1:])
+        captions = [f"name {index}", *(f"word {index} {i}" for i in range(3))]
+        assert every.tolist() == [caption_id(caption) for caption in captions]
+        caption = next(caption for caption in captions if caption_id(caption) == drawn)
+        assert torch.equal(letters([caption])[0], text)
+    config = DataConfig(train_data=str(tmp_path), batch_size=8, workers=0)
+    (batch,) = build_loader(config, plain, letters, context_length=9)
+    assert batch["text"].shape == (8, 9)
+
+
+def test_ids_are_padded_over_workers_with_minus_one(tmp_path):
+    def shard(name, words):
+        record = f'{{"keywords": {words}}}'.encode()
+        write_tar(tmp_path / name, [(f"{name[0]}{i}", {**members(i), "json": record}) for i in range(4)])
+
+    shard("a.tar", '["one"]')
+    shard("b.tar", '["one", "two", "three"]')
+    (batch, _) = epoch(build(tmp_path, workers=2, known_matches=True, caption_sampling="keywords"))
+    assert batch["caption_ids"].shape == (4, 3)
+    for key, ids in zip(batch["key"], batch["caption_ids"]):
+        assert (ids == -1).sum() == (2 if key[0] == "a" else 0)
+
+
+def test_reading_leaves_the_global_generators_alone(tmp_path):
+    write_shards(tmp_path, [8, 8])
+    for workers in (0, 2):
+        torch.manual_seed(3), random.seed(3)
+        before = torch.get_rng_state(), random.getstate()
+        epoch(build(tmp_path, workers=workers))
+        assert torch.equal(before[0], torch.get_rng_state()) and random.getstate() == before[1]

@@ -5,14 +5,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import plain, write_shards
 from torch.utils.data import get_worker_info
-
-from prolip.data.loader import lost_worker
 
 
 @pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (3, 4, 3)])
@@ -114,16 +111,3 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp
     with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
         list(batches)
     assert set(multiprocessing.active_children()) == others
-
-
-def test_a_worker_that_was_killed_is_named_with_its_signal_whatever_came_of_it():
-    """Torch says no more than `exited unexpectedly` where the fetch finds the worker dead."""
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    process.start()
-    process.kill()
-    workers = SimpleNamespace(_iterator=SimpleNamespace(_workers=[process]))
-    torchs = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    for error in (EOFError(), ConnectionResetError(), torchs):
-        assert lost_worker(error, workers) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
-    for other in (ValueError("bad"), RuntimeError("Pin memory thread exited unexpectedly")):
-        assert lost_worker(other, workers) is None

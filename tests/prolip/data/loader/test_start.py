@@ -17,8 +17,6 @@ from tiny_tars import letters, plain, png, write_shards
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
-from training.config import build_config
-from training.evaluate import open_validation
 from training.parallel import World, from_first
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
@@ -72,24 +70,8 @@ def keys_of(loader) -> list[list[str]]:
     return keys
 
 
-def sets_of(rank: int, folder: str, ranks: int = 2) -> list[tuple]:
-    """The test sets of a run, and their samples."""
-    calls = Calls(folder, rank) if ranks > 1 else None
-    sets = (f"shards:{folder}/{{0..1}}.tar", f"csv:{folder}/d.csv", f"images:{folder}/in")
-    settings = {
-        "data": {"train_data": f"{folder}/*.tar", "batch_size": 2},
-        "val": {"val_data": sets, "val_split": "0.5"},
-    }
-    config = build_config("prolip", {"model": {"model": "ProLIP-ViT-test"}, **settings})
-    tasks = open_validation(config, None, None, World(rank=rank, world_size=ranks)).tasks
-    if calls is not None:
-        calls.note("built", folder)
-    samples = [[(one.key, one.captions, one.label, one.content) for one in task.samples()] for task in tasks]
-    return [(task.name, task.fingerprint, task.kind, task.classnames, part) for task, part in zip(tasks, samples)]
-
-
-def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict, list, list]:
-    """What a rank of two reads of each data, its calls noted; its errors; its test sets."""
+def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict, list]:
+    """What a rank of two reads of each data, its calls noted; its errors."""
     multiprocessing.set_start_method("fork", force=True)  # as in a run: workers note their calls, too
     place = {"rank": rank, "world_size": 2, "once": partial(from_first, world=World(rank=rank, world_size=2))}
     keys = {}
@@ -104,7 +86,7 @@ def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict,
         with pytest.raises(kind, match=said) as caught:
             build_loader(config, plain, letters, **place)
         errors.append(str(caught.value))
-    return keys, errors, sets_of(rank, f"{root}/sets")
+    return keys, errors
 
 
 def write_table(folder: Path) -> str:
@@ -148,8 +130,6 @@ def started(tmp_path_factory):
         options = {"batch_size": 2, "workers": 0, "shuffle_buffer": 5} | settings
         configs[kind] = DataConfig(train_data=write_data(kind, root / kind), **options)
     write_wrong(root / "wrong")
-    (root / "sets").mkdir()
-    write_shards(root / "sets", [5, 7]), write_table(root / "sets")
     return root, configs, run_ranks(2, on_rank, configs, str(root))
 
 
@@ -173,16 +153,9 @@ def test_one_rank_looks_every_shard_up_once_and_each_reads_its_own(started, kind
 
 
 def test_one_rank_reads_a_table_and_each_opens_its_own_images_and_reports_the_errors_of_the_first(started):
-    place, (_, first, _), (_, other, _) = started[0] / "table", *started[2]
+    place, (_, first), (_, other) = started[0] / "table", *started[2]
     assert sum(what == "looked up" for what, _ in calls_of(place, 0)[0]) >= 2
     before, after = calls_of(place, 1)
     assert before == [] and {what for what, _ in after} == {"opened"}
     assert {Path(path).suffix for _, path in after} == {".png"}
     assert first == other and len(first) == len(WRONG)  # in the same words
-
-
-def test_one_rank_opens_the_test_sets(started):
-    folder = started[0] / "sets"
-    want = sets_of(0, str(folder), ranks=1)
-    assert [sets for *_, sets in started[2]] == [want, want] and all(samples for *_, samples in want)
-    assert calls_of(folder, 0)[0] and calls_of(folder, 1)[0] == []

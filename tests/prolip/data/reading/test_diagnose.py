@@ -38,7 +38,6 @@ MISTAKES = {
     "dots in names": (pairs("v2.001.jpg", "v2.001.txt"), "the key ends at the first dot .*_v2_001.jpg"),
     "folders alone": (archive([("d", None)]), "holds no file; wanted: KEY.jpg"),
     "keys apart": (archive([("images/a.jpg", png()), ("texts/a.txt", b"a")]), "no text beside them, of the same key"),
-    "texts alone": (archive([("a.txt", b"a"), ("a.json", b"{}")]), "texts or labels alone"),
     "images alone": (archive([("a.jpg", png())]), "its images have no text"),
     "no suffix": (archive([("img0", png())]), "is not named KEY.SUFFIX"),
     "fields": (pairs("jpg", "json", json.dumps(RECORD).encode()), "fields are id, ok, .*--caption-sampling alt_text"),

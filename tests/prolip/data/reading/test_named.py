@@ -112,7 +112,6 @@ def test_a_refusal_shows_no_secret():
         ("{0..99999999}.tar", "100,000,000 addresses, at most 10,000,000"),
         ("{0..3,{1..99999999999}}", "199,999,999,998"),
         ("{a,b}" * 60, r"more than 10\^15"),
-        ("{0..9}" * 50_000, "more than"),
         ("{" + "0" * 100_000 + "..9}", "more than"),
         ("{0..9999999}" + "x" * 2000, "stands for 10,000,000 addresses"),
         ("{" * 100_000, "more than 50 deep"),

@@ -77,6 +77,7 @@ def test_the_columns_of_a_wider_table_are_recognised_by_name_and_content(folder)
     classes = read("b.csv", "image,class\n0.png,cat\n1.png,dog\n")  # the class is the caption
     assert found(classes) == [("0.png", "cat"), ("1.png", "dog")] and classes.rows[1].record == {"class": "dog"}
     assert found(read("c.csv", "image;caption\n0.png;a cat, a dog\n1.png;one, two\n"))[0] == ("0.png", "a cat, a dog")
+    assert found(read("d.csv", "file,where,text\nx,0.png,a\ny,1.png,b\n")) == [("0.png", "a"), ("1.png", "b")]
     alone = read("d.csv", "image\n0.png\n1.png\n", TableColumns(needs_caption=False))
     assert found(alone) == [("0.png", None), ("1.png", None)] and "txt" not in alone(0)
 
@@ -96,7 +97,7 @@ def test_columns_that_are_absent_or_ambiguous_are_named_with_the_flag(folder):
         (present, TableColumns("path", "name", (), ("style",)), "'style'.*--select"),
         (present, drawn, "'title'.*--csv-caption-key"),
         (present, COLUMNS._replace(separator=","), "'filepath': .*or give the right --csv-separator$"),
-        ("image,image\n0.png,x\n", TableColumns("image", ""), "line 1 calls columns 1 and 2 'image': rename"),
+        ("image,image\n0.png,x\n", TableColumns("image", ""), "line 1 has several columns 'image': rename"),
     ):
         with pytest.raises(ValueError, match=said):
             read("a.csv", text, columns)
@@ -170,6 +171,8 @@ def test_tolerated_problems_are_logged_and_left_for_the_loader(folder, caplog):
     assert "these rows are left out: 1 of 21 rows name no image that is there: row 22" in caplog.text
     with pytest.raises(SampleFault, match=r"missing image: .*no.png: .* \(row 22 of the table\)"):
         rows(len(rows) - 1)
+    with pytest.raises(TableError, match="1 of 3 rows have no caption: row 3; .* raise --max-bad-fraction"):
+        read("a.csv", "image,caption\n0.png,x\n1.png,\n2.png,y\n", max_bad=0.2)
     text = "image,caption,group\n0.png,x,a\nno.png,y,b\n"  # what is not selected may lack its image
     assert found(read("a.csv", text, TableColumns(conditions=("group",)), selector=Selector.parse("group=a")))
 
@@ -230,9 +233,10 @@ def test_quotation_marks_that_are_plain_text_are_read_as_they_are_where_asked_fo
     marks = ['"No," he said', 'he said "no"', '"', '""', 'a 5" nail', '"quoted"', '"a "b" c', '"open', 'shut"', ' "x']
     path = write_csv(tmp_path / "a.tsv", [(f"{n}.jpg", mark, "x") for n, mark in enumerate(marks)])
     assert [row.caption for row in read_csv(path, COLUMNS, "\t", quoting=False).rows] == marks
-    for mark in ('"No," he said', '"', '"a "b" c', '"open'):
-        path = write_csv(tmp_path / "a.tsv", [("a.jpg", mark, "x"), ("b.jpg", "c", "y")])
-        with pytest.raises(TableError, match=r" line 2: .*; or, if quotation marks are .*, give --csv-quoting none$"):
+    for mark in ('"No," he said', '"', '"a "b" c', '"open', '"short"'):
+        row = ("a.jpg", mark, "x")[: 2 if mark == '"short"' else 3]
+        path = write_csv(tmp_path / "a.tsv", [row, ("b.jpg", "c", "y")])
+        with pytest.raises(TableError, match=r" line 2.*; or, if quotation marks are .*, give --csv-quoting none$"):
             read_csv(path, COLUMNS, "\t")
     path = write_csv(tmp_path / "a.tsv", [("a.jpg", '"x', "y"), ("b.jpg", "c")])
     with pytest.raises(TableError, match=r"line 3 has 2 cells, the header 3 .* read as plain text"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import miniatures as mini
 import pytest
+import torch
 from clip_benchmark_runs import write_sets
 
 
@@ -31,4 +32,5 @@ def theirs(tmp_path_factory) -> tuple[str, str]:
 def work_folder(tmp_path, monkeypatch):
     """Each test writes into a folder of its own, and asks no hub."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what a worker that failed waits
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -2,15 +2,7 @@
 
 import pytest
 
-from prolip.evaluation.suites.datacomp.catalogue import (
-    AGGREGATES,
-    BY_KEY,
-    COUNTED,
-    TASKS,
-    aggregate,
-    select_tasks,
-    shard,
-)
+from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, select_tasks, shard
 
 VTAB = """Caltech-101, CIFAR-100, CLEVR Counts, CLEVR Distance, Describable Textures, EuroSAT, KITTI Vehicle Distance,
 Oxford Flowers-102, Oxford-IIIT Pet, PatchCamelyon, RESISC45, SVHN, SUN397"""
@@ -55,19 +47,6 @@ def test_tasks_are_selected_by_keys_names_folders_and_tags_in_the_order_of_the_t
     for wrong, meant in (("imagenet-b", "imagenet-a"), ("retreival", "retrieval")):
         with pytest.raises(ValueError, match=f"no task '{wrong}'.*{meant}"):
             select_tasks([wrong])
-
-
-def test_aggregates_are_plain_means_and_name_what_they_lack():
-    values = {task.key: float(i) for i, task in enumerate(COUNTED)}
-    full = aggregate(values)
-    assert full["Average"].value == sum(range(38)) / 38
-    assert full["VTAB"].value == sum(values[key] for key in AGGREGATES["VTAB"]) / 13
-    assert not any(figure.missing for figure in full.values())
-    del values["vtab/svhn"]
-    partial = aggregate(values)
-    assert partial["VTAB"].missing == ("vtab/svhn",) and partial["Average"].missing
-    assert partial["Retrieval"] == full["Retrieval"]
-    assert aggregate({})["ImageNet"].value != aggregate({})["ImageNet"].value  # NaN
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

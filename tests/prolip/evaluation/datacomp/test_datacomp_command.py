@@ -1,12 +1,7 @@
 """The command around the tasks: what is missing, damaged, killed, weighed, fitted; what is refused."""
 
-import csv
 import json
 import shutil
-import threading
-import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import miniatures
 import pytest
@@ -19,9 +14,8 @@ from prolip.embedder import Embedder, check_device
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.prompts import fit_prompts
-from prolip.evaluation.suites.datacomp import catalogue, run
+from prolip.evaluation.suites.datacomp import catalogue
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
-from prolip.evaluation.suites.datacomp.report import our_rows
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 
@@ -101,39 +95,11 @@ def test_what_was_finished_before_is_said_and_gets_no_plots(suite, tmp_path, cap
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
 
 
-def test_tables_of_processes_that_end_together_hold_the_results_of_all(suite, tmp_path, monkeypatch):
-    for name, task in (("out", "mnist"), ("other", "cifar10")):
-        suite.run(tmp_path / name, "--tasks", task)
-    late = (tmp_path / "other" / "results.jsonl").read_text()
-    read, said = threading.Event(), []
-
-    def slow(results):  # between what the first one has read and what it writes, the second one ends
-        rows = our_rows(results)
-        if not read.is_set():
-            read.set()
-            time.sleep(0.3)
-        return rows
-
-    monkeypatch.setattr(run, "our_rows", slow)
-    folder = tmp_path / "out"
-    first = threading.Thread(target=run.write_tables, args=(folder, said.append))
-    first.start()
-    assert read.wait(10)
-    with open(folder / "results.jsonl", "a") as file:
-        file.write(late)
-    run.write_tables(folder, said.append)
-    first.join()
-    (row,) = csv.DictReader((folder / "tables.csv").read_text().splitlines())
-    assert row["MNIST"] and row["CIFAR-10"]
-
-
 def test_shards_of_the_suite_make_the_whole_together(suite, tmp_path):
-    out = tmp_path / "out"
-    suite.run(out, "--tasks", *NAMES, "--part", "0/2", "--no-uncertainty")
-    assert 0 < len(keys(out)) < len(FEW)
-    suite.run(out, "--tasks", *NAMES, "--part", "1/2", "--no-uncertainty")
-    assert sorted(keys(out)) == sorted(NAMES)
-    assert not any("refusal" in name for line in lines_of(out) for name in line["metrics"])
+    for part in ("0/2", "1/2"):
+        suite.run(tmp_path, "--tasks", *NAMES, "--part", part, "--no-uncertainty")
+        assert (part == "1/2") == (sorted(keys(tmp_path)) == sorted(NAMES)) and keys(tmp_path)
+    assert not any("refusal" in name for line in lines_of(tmp_path) for name in line["metrics"])
 
 
 def test_saved_embeddings_serve_a_later_similarity(suite, tmp_path):
@@ -147,25 +113,6 @@ def test_saved_embeddings_serve_a_later_similarity(suite, tmp_path):
     suite.run(tmp_path / "out", *features, "--similarity", "csd", "wasserstein2")
     assert stored() == before != {}
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
-
-
-class Silent(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        """Nothing."""
-
-
-def test_datasets_are_read_over_the_network(suite, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(suite.data)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
-    try:
-        suite.run(tmp_path / "far", *tasks, "--data", f"http://127.0.0.1:{server.server_port}")
-        suite.run(tmp_path / "near", *tasks)
-    finally:
-        server.shutdown()
-        server.server_close()
-    far, near = ([line["metrics"] for line in lines_of(tmp_path / out)] for out in ("far", "near"))
-    assert len(far) == 2 and far == near
 
 
 def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(suite, monkeypatch):
@@ -186,12 +133,12 @@ def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_ta
 def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path):
     small, out = miniatures.small_openclip(tmp_path / "clip"), tmp_path / "out"
     words = ["--model", "ViT-mini", "--pretrained", tmp_path / "clip" / "weights.pt"]
-    outcome = suite.run(out, *words, "--tasks", *NAMES)
-    assert sorted(keys(out)) == sorted(NAMES)
-    assert {line["identity"]["fingerprint"] for line in lines_of(out)} == {small.fingerprint}
-    assert not any("trace" in key for line in lines_of(out) for key in line["info"])
-    assert all("refusal/image/aurc" not in line["metrics"] for line in lines_of(out))
-    assert outcome.rows[0].label.startswith("ViT-mini:")
+    assert suite.run(out, *words, "--tasks", *NAMES).rows[0].label.startswith("ViT-mini:")
+    lines = lines_of(out)
+    assert sorted(line["key"] for line in lines) == sorted(NAMES)
+    assert {line["identity"]["fingerprint"] for line in lines} == {small.fingerprint}
+    assert not any("trace" in key for line in lines for key in line["info"])
+    assert all("refusal/image/aurc" not in line["metrics"] for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -214,16 +161,13 @@ def test_mistakes_end_in_one_line_before_the_model_is_loaded(suite, tmp_path, mo
     assert error.startswith("error: ") and message in error
 
 
-@pytest.mark.parametrize("rank", ["LOCAL_RANK", "SLURM_LOCALID"])
-def test_processes_of_one_machine_take_a_gpu_each(monkeypatch, rank):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_processes_of_one_machine_take_a_gpu_each(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv(rank, "3")
-    assert [str(check_device(name)) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert check_device("auto") == torch.device("cpu")
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    for count, found in ((2, ["cuda:1", "cuda:1", "cuda:0"]), (0, ["cpu"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
+        assert [str(check_device(name)) for name in ("auto", "cuda", "cuda:0")[: len(found)]] == found
     with pytest.raises(ValueError, match="no CUDA device"):
         check_device("cuda")
 
@@ -244,28 +188,23 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
         fit_prompts(open_wds(pool), embedder, Reweighing(2)).save(tmp_path / f"{name}.json")
     weights, out = PromptWeights.load(tmp_path / "pool.json"), tmp_path / "out"
     flickr = "retrieval/flickr_1k_test_image_text_retrieval"
-    words = ["--tasks", "cifar10", flickr]
+    words, pool, wide = ["--tasks", "cifar10", flickr], tmp_path / "pool.json", tmp_path / "wide.json"
     other = miniatures.prolip_folder(tmp_path / "other", seed=3)
-    for more, message in (
-        (["wide.json"], "those of no task here"),
-        (["pool.json", "pool.json"], "are both of one task"),
-        (["pool.json", "--model", other], "has other weights"),
+    for given, message in (
+        ([wide], "those of no task here"),
+        ([pool, pool], "are both of one task"),
+        ([pool, "--model", other], "has other weights"),
     ):
-        given = [tmp_path / word if word.endswith(".json") else word for word in more]
         ended(2, suite.words(out, *words, "--prompts", *given))
         assert message in capsys.readouterr().err
     suite.run(out, *words)
-    outcome = suite.run(out, *words, "--prompts", tmp_path / "pool.json")
-    weighed, plain = (
-        {line["key"]: line for line in lines_of(out) if (weights.digest in line["identity"]["model"]) is own}
-        for own in (True, False)
-    )
+    outcome = suite.run(out, *words, "--prompts", pool)
+    plain, weighed = ({line["key"]: line for line in lines} for lines in (lines_of(out)[:2], lines_of(out)[2:]))
     want = evaluate_dataset(scored, compute_features(scored, embedder, prompts=weights)).metrics
     assert weighed["cifar10"]["metrics"]["acc1"] == want["acc1"]
     assert weighed["cifar10"]["metrics"] != plain["cifar10"]["metrics"]
     assert weighed["cifar10"]["info"]["prompts"] == str(weights) and "prompts" not in weighed[flickr]["info"]
-    assert weighed[flickr]["metrics"] == plain[flickr]["metrics"]
-    assert len(lines_of(out)) == 4 and weights.digest in outcome.rows[1].label
+    assert weighed[flickr]["metrics"] == plain[flickr]["metrics"] and weights.digest in outcome.rows[1].label
     capsys.readouterr()
-    suite.run(out, *words, "--prompts", tmp_path / "pool.json")
+    suite.run(out, *words, "--prompts", pool)
     assert "2 of 2 tasks are finished" in capsys.readouterr().out

@@ -60,63 +60,47 @@ def test_table_1_has_the_averages_table_c1_all_tasks_in_two_blocks_and_faces_the
     assert label == f"{LABEL}, UTKFace" and cells[:3] == ("50.00", "75.00", "–")
 
 
-def test_a_missing_task_is_a_dash_and_its_averages_are_left_out():
+def test_averages_without_a_task_are_left_out_and_with_one_on_other_images_marked():
     made = report(without=["vtab/svhn"])
     assert set(made[0].averages) == {"ImageNet", "IN dist. shifts", "Retrieval"}
     text = to_markdown(made)
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     shown = [f"{mean(name):.1f}" for name in ("ImageNet", "IN dist. shifts", "Retrieval")]
     assert row == f"| {LABEL} | {shown[0]} | {shown[1]} | – | {shown[2]} | – |"
-    assert f"{LABEL}: no VTAB, 12 of 13 tasks are there; missing: SVHN." in text
-    assert f"{LABEL}: no Average, 37 of 38 tasks are there; missing: SVHN." in text
-
-
-def test_a_task_on_other_images_or_classes_is_marked_and_so_are_its_averages():
+    for name, there in (("VTAB", "12 of 13"), ("Average", "37 of 38")):
+        assert f"{LABEL}: no {name}, {there} tasks are there; missing: SVHN." in text
     text = to_markdown(report(small=["cars"]))
     assert rf"\* {LABEL}: Stanford Cars on 12 images instead of 8041 images." in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     assert row.endswith(f"| {mean('Retrieval'):.1f} | {mean('Average'):.1f}* |")
-    changed = results()
-    changed["cars"] = TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})
+    changed = results() | {"cars": TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})}
     notes = notes_of(our_rows({ME: changed}))
     assert any("Stanford Cars on 8041 images of 3 classes instead of 8041 images of 196" in note for note in notes)
 
 
-def test_rows_of_other_kinds_keep_their_sign_label_and_place():
+def test_every_format_has_every_task_differences_and_nothing_for_what_is_missing():
     change = SuiteRow("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
-    made = [*report(), change]
-    text, latex = to_markdown(made), to_latex(made)
-    assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in text and "$-$64.6" in latex
-    values = json.loads(to_json(made))
-    assert values["differences"][0]["tasks"]["mnist"] == -3.25 and len(values["rows"]) == 1
-    lines = list(csv.DictReader(io.StringIO(to_csv(made))))
-    assert [(x["kind"], x["against"]) for x in lines] == [("ours", ""), ("difference", "b|c")]
-
-
-def test_csv_and_json_have_every_task_and_nothing_for_what_is_missing():
-    made = report(without=["cars"], small=["mnist"])
-    (row,) = csv.DictReader(io.StringIO(to_csv(made)))
+    made = [*report(without=["cars"], small=["mnist"]), change]
+    assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in to_markdown(made)
+    row, changed = csv.DictReader(io.StringIO(to_csv(made)))
     assert len(row) == 3 + 5 + 38 + 1 and row["marked"] == "MNIST"
     assert row["Stanford Cars"] == "" and row["Average"] == "" and row["MNIST"] == f"{VALUES['mnist']:.4f}"
+    assert (row["kind"], changed["kind"], changed["against"]) == ("ours", "difference", "b|c")
     values = json.loads(to_json(made))
-    (ours,) = values["rows"]
+    (ours,), (differences,) = values["rows"], values["differences"]
     assert ours["tasks"]["cars"] is None and ours["averages"]["Average"] is None
     assert ours["tasks"]["mnist"] == VALUES["mnist"] and ours["averages"]["Retrieval"] == mean("Retrieval")
-    assert ours["faces"]["fairness/utkface"]["acc_gender_avg"] == 0.75
+    assert ours["faces"]["fairness/utkface"]["acc_gender_avg"] == 0.75 and differences["tasks"]["mnist"] == -3.25
     assert any("no Average" in note for note in values["notes"])
-
-
-def test_latex_has_whole_tables_and_escapes_names():
-    text = to_latex(report(without=["cars"]))
+    text = to_latex(made)
     tables = re.findall(r"\\begin\{table\}.*?\\end\{table\}", text, re.S)
-    assert len(tables) == 4
     for table in tables:
         columns = re.search(r"\\begin\{tabular\}\{(l(r+))\}", table)[2]
         body = [line for line in table.splitlines() if line.endswith(r"\\")]
         assert len(body) >= 2 and all(line.count(" & ") == len(columns) for line in body)
         assert table.count("{") == table.count("}") + table.count(r"\{") - table.count(r"\}")
     assert r"runs/b16\_50\% (csd)" in text and "b16_50%" not in text.split("\n% ")[0]
-    assert "--" in tables[0] and "–" not in tables[0]
+    assert len(tables) == 4 and "--" in tables[0] and "–" not in tables[0] and "$-$64.6" in text
 
 
 @pytest.mark.parametrize(

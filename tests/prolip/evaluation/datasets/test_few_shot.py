@@ -9,19 +9,13 @@ from collections import Counter
 from dataclasses import replace
 
 import miniatures as mini
-import numpy as np
 import pytest
-import torch
 from commands import evaluate
 
 from prolip.cli.main import main
-from prolip.data.config import DataConfig
-from prolip.data.images import decode_image
-from prolip.data.loader import build_loader
 from prolip.evaluation.datasets.few_shot import draw, parts_of
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
-from training.main import main as train
 
 #: Images of each class, in no order; one more class than half of them is base.
 SIZES = {"red car": 9, "green tree": 4, "blue sea": 2, "small dog": 5, "old house": 3}
@@ -50,10 +44,6 @@ def read(tar):
     return found
 
 
-def picture_of(members):
-    return next(data for suffix, data in members.items() if suffix in ("png", "jpg", "webp"))
-
-
 def run(root, out, *more):
     return main(["data", "few-shot", "--data", f"wds:{root}", "--output", str(out), *more])
 
@@ -65,7 +55,7 @@ def test_the_first_half_of_the_classes_is_base_and_has_the_odd_one():
 
 
 def test_what_is_written_is_the_draw_and_no_picture_is_on_both_sides(tmp_path, capsys):
-    root = write_set(tmp_path / "wds_things")
+    root, names = write_set(tmp_path / "wds_things"), list(SIZES)
     assert run(root, tmp_path / "few", "--shots", "3", "--template", "a {c} here") == 0
     printed = capsys.readouterr().out
     assert "6 images of 3 classes" in printed and "green tree 2, blue sea 1" in printed and "red car" not in printed
@@ -75,19 +65,16 @@ def test_what_is_written_is_the_draw_and_no_picture_is_on_both_sides(tmp_path, c
     assert Counter(record["class"] for record in records) == {"red car": 3, "green tree": 2, "blue sea": 1}
     assert [members["txt"].decode() for members in trained.values()] == [f"a {x['class']} here" for x in records]
     whole = {sample.key: sample for sample in open_wds(root).samples()}
-    names = list(SIZES)
-    for members, record in zip(trained.values(), records):
-        assert picture_of(members) == whole[record["key"]].image
-        assert names[whole[record["key"]].label] == record["class"]
-    tests = {name: open_wds(tmp_path / "few" / name) for name in ("base", "novel")}
-    assert [test.classnames for test in tests.values()] == [tuple(names[:3]), tuple(names[3:])]
-    assert all(test.templates == ("a {c} here",) for test in tests.values())
+    seen = [mini.picture_of(members) for members in trained.values()]
+    assert [whole[record["key"]].image for record in records] == seen
     label_of = {sample.image: names[sample.label] for sample in whole.values()}
-    seen = [picture_of(members) for members in trained.values()]
-    for test in tests.values():
-        for sample in test.samples():
-            assert test.classnames[sample.label] == label_of[sample.image]
-            seen.append(sample.image)
+    assert [label_of[image] for image in seen] == [record["class"] for record in records]
+    for name, classes in (("base", names[:3]), ("novel", names[3:])):
+        test = open_wds(tmp_path / "few" / name)
+        assert test.classnames == tuple(classes) and test.templates == ("a {c} here",)
+        found = list(test.samples())
+        assert [classes[sample.label] for sample in found] == [label_of[sample.image] for sample in found]
+        seen += [sample.image for sample in found]
     assert Counter(seen) == Counter(sample.image for sample in whole.values())  # every picture once
 
 
@@ -106,13 +93,16 @@ def test_a_seed_is_a_draw_whatever_the_order_of_the_files(tmp_path):
 def test_a_split_of_its_own_is_tested_whole_and_training_takes_all_it_may(tmp_path):
     root = write_set(tmp_path / "things", split="train")
     write_set(root, dict.fromkeys(SIZES, 2), first=100)
-    assert run(root, tmp_path / "few", "--split", "train", "--test-split", "test", "--shots", "4") == 0
+    words = ["--split", "train", "--test-split", "test", "--shots", "4"]
+    assert run(root, tmp_path / "few", *words) == run(root, tmp_path / "whole", *words, "--train-on", "all") == 0
     found = draw(open_dataset(f"wds:{root}", "train"), open_dataset(f"wds:{root}", "test"), 4)
     assert Counter(found.train.values()) == {0: 4, 1: 4, 2: 2}
     assert {name: len(rows) for name, rows in found.test.items()} == {"base": 6, "novel": 4}
-    pictures = {sample.image for sample in open_wds(root).samples()}
-    written = [s.image for name in ("base", "novel") for s in open_wds(tmp_path / "few" / name).samples()]
-    assert len(written) == 10 and set(written) == pictures
+    pictures = sorted(sample.image for sample in open_wds(root).samples())
+    for folder, names in (("few", ("base", "novel")), ("whole", ("all",))):
+        assert sorted(s.image for name in names for s in open_wds(tmp_path / folder / name).samples()) == pictures
+    texts = Counter(members["txt"].decode() for members in read(tmp_path / "whole/train.tar").values())
+    assert texts == {f"a photo of a {name}": min(4, count) for name, count in SIZES.items()}
 
 
 def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
@@ -126,17 +116,6 @@ def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
         drawn = {sample.image for sample in open_wds(root).samples() if sample.key in found.train}
         rest = {row.key for row in found.test["all"]}
         assert not drawn & {sample.image for sample in open_wds(root).samples() if sample.key in rest}
-
-
-def test_one_domain_is_trained_on_whole_and_tested_by_another_set(tmp_path):
-    root, other = write_set(tmp_path / "things"), write_set(tmp_path / "other", first=100)
-    words = ["--test-data", f"wds:{other}", "--train-on", "all", "--shots", "3"]
-    assert run(root, tmp_path / "few", *words) == 0
-    texts = Counter(members["txt"].decode() for members in read(tmp_path / "few/train.tar").values())
-    assert texts == {f"a photo of a {name}": min(3, count) for name, count in SIZES.items()}
-    test = open_wds(tmp_path / "few/all")
-    assert set(test.classnames) == set(SIZES) and len(list(test.samples())) == sum(SIZES.values())
-    assert not (tmp_path / "few/base").exists()
 
 
 def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
@@ -161,47 +140,18 @@ def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
     assert "train.tar is there already" in capsys.readouterr().err
 
 
-def letters(texts):
-    """Ids (n, 12) of texts."""
-    return torch.tensor([[ord(letter) for letter in text.ljust(12)[:12]] for text in texts])
-
-
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
-    """A set of large pictures with its draw, and a tiny model that goes on with the images of its base classes."""
-    folder = tmp_path_factory.mktemp("tuned")
-    run(write_set(folder / "wds_things"), folder / "few", "--shots", "4", "--template", "{c}")
-    start = mini.prolip_folder(folder / "start")
-    words = f"--method vacsr --model {start} --train-data {folder}/few/train.tar --batch-size 7 --workers 0 --warmup 1"
-    code = train(f"{words} --max-steps 3 --adapter-hidden 8 --output {folder} --name run".split())
-    assert code == 0
-    return folder
-
-
-def test_the_caption_of_a_class_is_true_of_all_its_images_in_a_batch(tuned):
-    config = DataConfig(train_data=str(tuned / "few/train.tar"), batch_size=7, workers=0, known_matches=True)
-    seen = {picture_of(members): json.loads(members["json"])["label"] for members in read(config.train_data).values()}
-
-    def whose(image):  # a picture as the label of its class, which travels through the loader in its place
-        return torch.tensor([pixels[np.asarray(image).tobytes()]])
-
-    pixels = {np.asarray(decode_image(data)).tobytes(): label for data, label in seen.items()}
-    batch = next(iter(build_loader(config, whose, letters)))
-    labels, own, known = batch["image"][:, 0], batch["caption_id"], batch["caption_ids"]
-    matches = (known.unsqueeze(2) == own).any(1)
-    assert torch.equal(matches, labels.unsqueeze(1) == labels) and len(labels.unique()) == 3
-
-
-def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, capsys):
-    sets, out = f"wds:{tuned}/few/base wds:{tuned}/few/novel", tuned / "results.json"
-    words = f"--model local-dir:{tuned}/run/model --data {sets} --output {out} --similarity vacsr mean --intervals 50"
+def test_a_model_is_evaluated_on_both_parts_with_their_harmonic_mean(tmp_path, folder, capsys):
+    run(write_set(tmp_path / "wds_things"), tmp_path / "few", "--shots", "4", "--template", "{c}")
+    sets, out = f"wds:{tmp_path}/few/base wds:{tmp_path}/few/novel", tmp_path / "results.json"
+    capsys.readouterr()
+    words = f"--model {folder} --data {sets} --output {out} --similarity csd mean --intervals 50"
     base, _, novel, _ = evaluate(words.split())
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("base and novel classes, harmonic mean")
     want = statistics.harmonic_mean([base.value, novel.value])
     figures = f"  base {100 * base.value:5.2f}  novel {100 * novel.value:5.2f}  H {100 * want:5.2f} ["
     assert f"  {'acc1':<21}{figures}" in lines[start + 1]
-    assert all("  vacsr  " in line for line in lines[start + 1 : start + 3])
+    assert all("  csd  " in line for line in lines[start + 1 : start + 3])
     assert all("  mean  " in line for line in lines[start + 3 : start + 5]) and not lines[start + 5]
     first, _, second, _ = (x["info"]["harmonic_mean"] for x in json.loads(out.read_text()))
     value, low, high = first["acc1"]

@@ -1,15 +1,10 @@
 """Class folders: the classes of torchvision's ImageFolder, with the right names."""
 
-import json
-import os
-from pathlib import Path
-
 import miniatures as mini
 import pytest
 from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES
 from torchvision.datasets import ImageFolder
 
-from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.own import open_folder
 
@@ -83,24 +78,3 @@ def test_splits_are_not_taken_for_classes_and_a_class_not_for_the_set(tmp_path):
     with pytest.raises(FileNotFoundError, match="no image folder"):
         open_folder(tmp_path / "none")
     assert open_folder(mini.class_folders(tmp_path / "pets", ["test", "train"])).size == 4  # classes of these names
-
-
-def test_a_file_that_goes_away_is_named_or_counted(root):
-    damage = FaultCounter()
-    strict, counting = open_folder(root), open_folder(root, damage=damage)
-    (root / "zebra" / "val_0_1.JPEG").unlink()
-    with pytest.raises(DamagedData, match="val_0_1.JPEG': missing image"):
-        list(strict.samples())
-    assert len(list(counting.samples())) == 5 and damage.kinds["missing image"] == 1
-
-
-def test_names_that_are_no_utf8_give_keys_and_classes_that_can_be_written(tmp_path):
-    for folder in (b"a\xff", b"b\nc"):
-        path = os.path.join(os.fsencode(tmp_path), b"d", folder, b"x\xfe\n.png")
-        os.makedirs(os.path.dirname(path))
-        Path(os.fsdecode(path)).write_bytes(mini.picture(0, "PNG"))
-    data = open_folder(tmp_path / "d")
-    samples = list(data.samples())
-    assert [sample.key for sample in samples] == ["a\\udcff/x\\udcfe\n.png", "b\nc/x\\udcfe\n.png"]
-    assert data.classnames == ("a\\udcff", "b\nc") and all(sample.image for sample in samples)
-    json.dumps([data.info, data.classnames], ensure_ascii=False).encode()

@@ -78,7 +78,7 @@ def test_an_instance_that_makes_no_sense_is_named_by_its_row(tmp_path):
     for change, message in (
         ({"associations": ["nothing"]}, r"row 3: associations \['nothing'\] of"),
         ({"associations": []}, r"row 3: associations \[\] of"),
-        ({"candidates": '"bison"'}, r"row 3: candidates is no JSON list \('bison'\)"),
+        ({"candidates": '"bison"'}, "row 3: candidates is no JSON list of texts"),
     ):
         mini.winogavil(tmp_path)
         rows = rows_of(table)
@@ -92,10 +92,7 @@ def test_an_instance_that_makes_no_sense_is_named_by_its_row(tmp_path):
     "change, message",
     [
         ((b'"[""', b'[""'), r"line 2 has \d+ cells, the header 3 columns, .*; or fetch it again"),
-        ((b'"]"', b'"]'), r"line 2: .* or text follows the closing one; .*; or fetch it again"),
-        ((b"raw,split", b"raw,raw"), "line 1 calls columns 1 and 2 'raw'"),
         ((b"raw,", b"text,"), "has no column raw; it has text, split, filename"),
-        ((b",test", b",te\0st"), "line 2 holds a zero byte"),
         ((b'"[""', b'"[""\xff'), r"is no UTF-8 \(.*0xff.*; or fetch it again"),
     ],
 )

@@ -75,16 +75,9 @@ def test_the_interval_of_a_share_is_that_of_the_binomial():
     hits = torch.arange(1000) < 300
     value, low, high = intervals({"acc1": mean_of(hits, "images")}, draws=4000)["acc1"]
     width = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
+    half, other = (intervals({"": mean_of(hits, "images")}, **how)[""] for how in ({"level": 0.5}, {"seed": 1}))
+    assert (half.high - half.low) / (high - low) == pytest.approx(0.6745 / 1.96, rel=0.1) and other.low != low
     assert value == 0.3 and (low, high) == (pytest.approx(0.3 - width, abs=2e-3), pytest.approx(0.3 + width, abs=2e-3))
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say():
-    held = 0
-    for seed in range(200):
-        sample = np.random.default_rng(seed).normal(size=150)
-        found = intervals({"m": mean_of(sample, "images")}, draws=200, seed=seed)["m"]
-        held += found.low <= 0 <= found.high
-    assert 180 <= held <= 199  # 95% of 200, give or take three standard deviations
 
 
 def test_a_difference_is_taken_on_the_same_draws():
@@ -130,6 +123,10 @@ def test_a_harmonic_mean_of_two_test_sets_is_that_of_every_draw():
         a, b = draws["base/images"][i] @ base / 4, draws["novel/images"][i] @ novel / 3
         assert got[i] == pytest.approx(harmonic_mean([a, b]) if a and b else 0)
     assert (got == 0).any() and (got > 0.7).any()
+    texts = clustered(mean_of(np.arange(8.0), "texts"), {"texts": Clusters("images", np.repeat(np.arange(4), 2), 4)})
+    apart = drawn_as("novel", texts)
+    assert apart.sizes == {"novel/texts": 8, "novel/images": 4}  # clusters keep their names apart, too
+    assert intervals({"h": harmonic_mean_of(drawn_as("base", texts), apart)})["h"].value == 3.5
     none = mean_of([0.0], "images")
     assert harmonic_mean_of(none, none).estimate({"images": np.ones((1, 1))}) == 0
 
@@ -147,24 +144,13 @@ def captioned(seed, images, captions=5, spread=1.5):
     return {name: clustered(statistics_of(i2t, t2i)[name], clusters) for name in names}
 
 
-def coverage(sets, images, draws):
-    """How often the interval of each metric holds its true value: 1/2 by symmetry."""
-    held = {}
-    for seed in range(sets):
-        for name, found in intervals(captioned(seed, images), draws, seed=seed).items():
-            held[name] = held.get(name, 0) + (found.low <= 0.5 <= found.high)
-    return {name: count / sets for name, count in held.items()}
-
-
 def test_intervals_of_clustered_captions_hold_the_truth_as_often_as_they_say():
-    held = coverage(sets=250, images=80, draws=200)
-    assert all(0.92 <= share <= 0.98 for share in held.values()), held  # captions drawn one by one: 0.82, t2i
-
-
-@pytest.mark.slow
-def test_a_thousand_clustered_sets_are_covered_by_93_to_97_percent():
-    held = coverage(sets=1000, images=250, draws=1000)
-    assert all(0.93 <= share <= 0.97 for share in held.values()), held
+    """The true value is 1/2 by symmetry. Captions drawn one by one would cover 82% of t2i."""
+    held = {}
+    for seed in range(120):
+        for name, found in intervals(captioned(seed, 80), 150, seed=seed).items():
+            held[name] = held.get(name, 0) + (found.low <= 0.5 <= found.high) / 120
+    assert all(0.89 <= share <= 0.99 for share in held.values()), held
 
 
 def test_captions_are_drawn_as_often_as_their_image_in_every_direction():
@@ -189,8 +175,8 @@ def test_two_independent_sets_of_queries_do_not_share_their_draws():
     for parts, error in (((0.5, 0.5), (1 / 800) ** 0.5), ((1.0, -1.0), (2 / 400) ** 0.5)):
         for second in (mean_of(y, "texts"), drawn_as("novel", mean_of(y, "images"))):
             both = combine(list(zip(parts, (mean_of(x, "images"), second))))
-            found = intervals({"both": both}, draws=4000)["both"]
-            assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+            found = intervals({"both": both}, draws=2000)["both"]
+            assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.08)
 
 
 def test_differences_are_refused_between_other_clusters_and_taken_on_the_clusters_draws():
@@ -204,20 +190,3 @@ def test_differences_are_refused_between_other_clusters_and_taken_on_the_cluster
     for other in (shuffled, {"m": mean_of(values, "texts")}):
         with pytest.raises(ValueError, match="clusters"):
             paired(first, other)
-
-
-def test_clusters_keep_their_names_apart_where_sets_are_drawn_apart():
-    owners = np.repeat(np.arange(4), 2)
-    part = clustered(mean_of(np.arange(8.0), "texts"), {"texts": Clusters("images", owners, 4)})
-    apart = drawn_as("novel", part)
-    assert apart.sizes == {"novel/texts": 8, "novel/images": 4}
-    assert intervals({"m": apart})["m"].value == 3.5
-    h = harmonic_mean_of(drawn_as("base", part), apart)
-    assert intervals({"h": h})["h"].value == 3.5
-
-
-def test_intervals_follow_their_level_and_seed():
-    statistic = {"m": mean_of(RNG.normal(size=400), "images")}
-    wide, half = intervals(statistic)["m"], intervals(statistic, level=0.5)["m"]
-    assert (half.high - half.low) / (wide.high - wide.low) == pytest.approx(0.6745 / 1.96, rel=0.1)
-    assert intervals(statistic, seed=0)["m"] == wide != intervals(statistic, seed=1)["m"]

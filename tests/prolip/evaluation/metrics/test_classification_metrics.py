@@ -19,7 +19,7 @@ def problem(seed=0, samples=80, classes=6, unseen=1):
     return scores + torch.nn.functional.one_hot(labels, classes), labels
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 5])
 def test_ranks_give_sklearns_top_k(k):
     scores, labels = problem()
     want = sk.top_k_accuracy_score(labels, scores, k=k, labels=range(6))
@@ -33,31 +33,16 @@ def test_ties_go_to_the_lower_class():
     assert cl.label_ranks(scores, labels).tolist() == [o.index(y) + 1 for o, y in zip(order, labels.tolist())]
 
 
-def test_per_class_figures_are_over_classes_with_a_sample():
+def test_the_summary_is_over_classes_with_a_sample():
     scores, labels = problem()
-    predicted = scores.argmax(1)
+    predicted, got = scores.argmax(1), cl.classification(scores, labels)
     assert 5 in predicted and 5 not in labels
     recalls = [float((predicted[labels == c] == c).double().mean()) for c in range(5)]
-    assert cl.mean_per_class_recall(predicted, labels) == pytest.approx(np.mean(recalls))
     f1 = sk.f1_score(labels.numpy(), predicted.numpy(), average=None, labels=range(6))
-    assert cl.macro_f1(predicted, labels) == pytest.approx(f1[:5].mean())
-    seen = predicted != 5
-    assert cl.mean_per_class_recall(predicted[seen], labels[seen]) == pytest.approx(
-        sk.balanced_accuracy_score(labels[seen], predicted[seen])
-    )
-
-
-def test_macro_f1_of_a_worked_example():
-    # Truth 0 0 1 1 1, answers 0 1 1 1 2. Class 0: precision 1, recall 1/2, F1 2/3. Class 1: 2/3 and 2/3, F1 2/3.
-    assert cl.macro_f1(np.array([0, 1, 1, 1, 2]), np.array([0, 0, 1, 1, 1])) == pytest.approx(2 / 3)
-
-
-def test_the_summary_holds_them_all():
-    scores, labels = problem()
-    got = cl.classification(scores, labels)
-    assert got["top1"] == pytest.approx(sk.accuracy_score(labels, scores.argmax(1)))
-    assert set(got) == {"top1", "top5", "mean_per_class_recall", "macro_f1", "classes"} and got["classes"] == 6
-    assert "top5" not in cl.classification(scores[:, :4], labels % 4)  # k beyond the classes is left out
+    assert got["mean_per_class_recall"] == pytest.approx(np.mean(recalls))
+    assert got["macro_f1"] == cl.macro_f1(predicted, labels) == pytest.approx(f1[:5].mean())
+    assert got["top1"] == pytest.approx(sk.accuracy_score(labels, predicted)) and got["classes"] == 6
+    assert "top5" in got and "top5" not in cl.classification(scores[:, :4], labels % 4)  # k beyond the classes
 
 
 def test_multilabel_is_clip_benchmarks_average_precision():
@@ -80,12 +65,6 @@ def test_infinite_and_half_precision_scores_have_a_precision():
     half = torch.randn(40, 3, generator=torch.Generator().manual_seed(5)).bfloat16().requires_grad_()
     labels = torch.eye(3)[torch.arange(40) % 3]
     assert cl.multilabel(half, labels) == cl.multilabel(half.double(), labels)
-
-
-def test_average_precision_of_a_worked_example():
-    # Ranked: match, no, match: AP = (1/1 + 2/3) / 2.
-    got = cl.multilabel(np.array([[0.9], [0.5], [0.1]]), np.array([[1], [0], [1]]))
-    assert got["mAP"] == pytest.approx(5 / 6)
 
 
 @pytest.mark.parametrize(

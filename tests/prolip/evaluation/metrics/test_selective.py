@@ -19,20 +19,12 @@ def test_the_worked_example_of_four_samples():
     np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose(curve.risk, [0, 1 / 2, 1 / 3, 1 / 2])
     np.testing.assert_allclose(curve.oracle, [0, 0, 1 / 3, 1 / 2])
-    assert curve.aurc == pytest.approx(1 / 3) and curve.oracle_aurc == pytest.approx(5 / 24)
+    assert curve.aurc == pytest.approx(1 / 3) and curve.oracle.mean() == pytest.approx(5 / 24)
     assert curve.error == 0.5
     assert curve.gain == pytest.approx((1 / 2 - 1 / 3) / (1 / 2 - 5 / 24))
     assert curve.at(0.75) == pytest.approx(1 / 3) and curve.at(0.5) == 0.5 and curve.at(0.01) == 0
-
-
-def test_areas_are_those_of_a_loop_for_graded_errors():
-    rng = np.random.default_rng(0)
-    uncertainty, error = rng.random(40), rng.random(40)
-    order = sorted(range(40), key=lambda i: uncertainty[i])
-    risks = [sum(error[i] for i in order[: n + 1]) / (n + 1) for n in range(40)]
-    best = [sum(sorted(error)[: n + 1]) / (n + 1) for n in range(40)]
-    curve = selective.risk_coverage(torch.from_numpy(uncertainty), torch.from_numpy(error))
-    assert curve.aurc == pytest.approx(np.mean(risks)) and curve.oracle_aurc == pytest.approx(np.mean(best))
+    five = selective.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))  # half of five keeps three
+    assert five.at(0.5) == pytest.approx(1 / 3) and five.at(0.8) == 0.5
 
 
 def test_equal_uncertainties_give_the_mean_over_all_orders():
@@ -72,7 +64,7 @@ def clouds(count=30, dim=4, seed=0):
     return Gaussian(mean, noise.log().expand(-1, dim).contiguous()), labels
 
 
-@pytest.mark.parametrize("elements", [1, 100, 10**6])
+@pytest.mark.parametrize("elements", [100, 10**6])
 def test_the_nearest_other_sample_decides_right_and_wrong(in_blocks, elements):
     in_blocks(elements)
     z, labels = clouds()
@@ -84,15 +76,9 @@ def test_the_nearest_other_sample_decides_right_and_wrong(in_blocks, elements):
     got = selective.recall_auroc(z, labels, z.trace)
     assert got["1-NN"] == pytest.approx(1 - np.mean(expected)) and 0 < got["1-NN"] < 1
     assert got["R-AUROC"] == pytest.approx(roc_auc_score(expected, z.trace))
-    assert got["R-AUROC"] > 0.6  # noise was given away by the trace
-
-
-def test_classes_may_be_names_and_uncertainties_of_half_precision():
-    z, labels = clouds()
     names = np.array(["cat", "ant", "bee"])[labels]
-    assert selective.recall_auroc(z, names, z.trace) == selective.recall_auroc(z, labels, z.trace)
-    half = z.trace.bfloat16().requires_grad_()
-    assert selective.risk_coverage(half, labels > 0).aurc == selective.risk_coverage(half.double(), labels > 0).aurc
+    assert selective.recall_auroc(z, names, z.trace) == got
+    assert got["R-AUROC"] > 0.6  # noise was given away by the trace
 
 
 def test_the_table_holds_every_figure():
@@ -132,23 +118,14 @@ def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
         call()
 
 
-def test_a_coverage_between_two_samples_keeps_the_larger_number():
-    """A half of five keeps three, four fifths of five exactly four."""
-    curve = selective.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))
-    assert curve.at(0.5) == pytest.approx(1 / 3) and curve.at(0.8) == 0.5 and curve.at(1.0) == 0.6
-
-
 def test_deciles_are_equal_groups_of_rising_trace():
     trace = np.random.default_rng(0).permutation(100).astype(float)
     got = selective.by_decile(trace, 1 - trace / 100)
     np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
     np.testing.assert_allclose(got.value, 1 - got.trace / 100)
     assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
-
-
-def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
-    got = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
-    assert got.value.tolist() == [1 / 3] * 3 and math.isnan(got.spearman_bins)
+    few = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
+    assert few.value.tolist() == [1 / 3] * 3 and math.isnan(few.spearman_bins)
 
 
 def test_equal_traces_are_the_expectation_over_their_orders():
@@ -168,11 +145,6 @@ def test_equal_traces_are_the_expectation_over_their_orders():
     assert math.isnan(flat.spearman_bins)  # no rank correlation of rounding
 
 
-def test_lengths_are_grouped_with_quartiles():
-    got = selective.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
-    assert got.tolist() == [[1, 9.0, 9.0, 9.0, 1], [2, 3.0, 1.5, 4.0, 3]]
-
-
 def test_spread_is_the_width_of_nine_tenths_over_the_median():
     assert selective.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
     assert selective.spread(np.full(9, 0.7)) == 0 and math.isnan(selective.spread(np.zeros(3)))
@@ -187,9 +159,3 @@ def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ra
     assert selective.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
     assert selective.spearman(x, y) > 0.3 > abs(selective.partial_spearman(x, y, given))
     assert math.isnan(selective.partial_spearman(given, y, given))
-
-
-def test_spearman_ignores_the_scale_and_refuses_to_guess():
-    x = np.arange(10.0)
-    assert selective.spearman(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(selective.spearman(x[:2], x[:2])) and math.isnan(selective.spearman(x, np.ones(10)))

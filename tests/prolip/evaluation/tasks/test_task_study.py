@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.evaluate import evaluate_dataset, study_features, with_uncertainty
+from prolip.evaluation.evaluate import evaluate_all, evaluate_dataset, study_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.table import format_uncertainty
@@ -127,28 +127,21 @@ def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
 
 
 def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
-    labels = torch.arange(N) % C
-    features = features_of("classification", labels)
-    pairs = features_of("retrieval", captions=("x",) * (2 * N), owners=torch.arange(N).repeat_interleave(2))
-    both = features, dataclasses.replace(pairs, labels=labels)
-    assert not any(study_features(one).too_large_for for one in both)
-    monkeypatch.setattr("prolip.evaluation.metrics.study.NEIGHBOURS", N - 1)
-    for one in both:
-        result = evaluate_dataset(one.dataset, one, study=True)
-        study = result.study
-        assert study.too_large_for == ("refusal/R-AUROC", "refusal/1-NN")
-        assert "refusal/R-AUROC" not in study.metrics()
-        result = with_uncertainty(result, one, None, set())
-        assert result.info["too_large_for"] == ["refusal/R-AUROC", "refusal/1-NN"]
-        assert "R-AUROC left out: too many images" in format_uncertainty([result])
+    labels, owners = torch.arange(N) % C, torch.arange(N).repeat_interleave(2)
+    pairs = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
+    both = features_of("classification", labels), dataclasses.replace(pairs, labels=labels)
     points = features_of("classification", labels, probabilistic=False)
+    assert set(study_features(points).samples["refusal"].uncertainties) == {"score"}
+    assert not any(study_features(one).too_large_for for one in both)
+    monkeypatch.setattr("prolip.evaluation.tasks.base.NEIGHBOURS", N - 1)
+    for one in both:
+        (result,) = evaluate_all([one], study=True)
+        assert result.info["too_large_for"] == ["refusal/R-AUROC", "refusal/1-NN"]
+        assert "refusal/R-AUROC" not in result.metrics and "refusal/score/aurc" in " ".join(result.metrics).replace(
+            "i2t/", ""
+        )
+        assert "R-AUROC left out: too many images" in format_uncertainty([result])
     assert not study_features(points).too_large_for  # they have none at any size
-
-
-def test_a_deterministic_model_is_refused_by_its_scores_alone():
-    labels = torch.randint(C, (N,), generator=torch.Generator().manual_seed(3))
-    features = features_of("classification", labels, probabilistic=False)
-    assert set(study_features(features).samples["refusal"].uncertainties) == {"score"}
 
 
 @pytest.mark.parametrize("kind", ["retrieval", "classification", "multilabel", "association"])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -29,12 +28,12 @@ QUERIES, SCORES = 512, 2**24
 PATIENCE, PIXELS = 60.0, 96
 
 
-class Retrieved(NamedTuple):
-    """One retrieved item."""
+class PageItem(NamedTuple):
+    """One retrieved item, with its score and whether it is right or wrong, or an input with its uncertainty."""
 
     label: str
-    score: float
-    mark: str  # "right" or "wrong"
+    number: float
+    said: str  # "right" or "wrong"; of an input its uncertainty in print, or what it counts where it has a unit
     picture: str = ""
 
 
@@ -43,19 +42,10 @@ class QueryExample(NamedTuple):
 
     label: str
     level: str
-    answers: list[Retrieved]
+    answers: list[PageItem]
     rank: int
     picture: str = ""
     matches: int = 1
-
-
-class Extreme(NamedTuple):
-    """An input with its uncertainty."""
-
-    label: str
-    trace: float
-    said: str  # in print, or what it counts where it has a unit
-    picture: str = ""
 
 
 class Inputs(NamedTuple):
@@ -73,7 +63,7 @@ class SetExamples(NamedTuple):
     texts: int
     found: list[tuple[str, list[QueryExample], list[QueryExample]]]  # kind of query, best, worst
     # kind of input, what its uncertainty counts, least and most uncertain; none for points
-    ends: list[tuple[str, str, list[Extreme], list[Extreme]]]
+    ends: list[tuple[str, str, list[PageItem], list[PageItem]]]
 
 
 #: What a run keeps of them, by test set; pydantic 2.9 finds the names of fields only where they are defined.
@@ -92,22 +82,25 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
         right = torch.zeros_like(scores, dtype=torch.bool)
         for i, row in enumerate(rows):
             right[i, relation.within(slice(row, row + 1))[1]] = True
+        # the best right answer leads the best wrong one by most, and by least, where both exist
+        lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
+        both = lead.isfinite().nonzero().flatten()
+        order = both[lead[both].argsort(descending=True, stable=True)].tolist()
         best, worst = (
             [example(scores[i], right[i], gallery, queries.labels[rows[i]], queries.picture(rows[i])) for i in some]
-            for some in best_and_worst(scores, right)
+            for some in (order[: min(4, (len(order) + 1) // 2)], order[::-1][: min(4, len(order) // 2)])
         )
         shown.found.append((kind, best, worst))
-        if own is not None:
-            shown.ends.append((kind, *extremes(queries, own, kind, len(gallery.labels))))
+        if own is None:
+            continue
+        counts, trace, units = "their uncertainty", own.uncertainty(queries.z), own.units
+        said = [f"{x:#.4g}" for x in trace.tolist()]
+        if units is not None:
+            others = "texts" if kind == "image" else "images"
+            counts = f"how many {others} each may fit"
+            said = [amount(x) for x in units.matches(queries.z.trace, len(gallery.labels), of=others).tolist()]
+        shown.ends.append((kind, counts, *both_ends(queries, trace, said)))
     return shown
-
-
-def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[int], list[int]]:
-    """The queries (Q, G) whose best right answer leads the best wrong one by most, and by least, where both exist."""
-    lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
-    rows = lead.isfinite().nonzero().flatten()
-    order = rows[lead[rows].argsort(descending=True, stable=True)].tolist()
-    return order[: min(count, (len(order) + 1) // 2)], order[::-1][: min(count, len(order) // 2)]
 
 
 def example(
@@ -116,29 +109,19 @@ def example(
     """A query with its best answers of scores (G,)."""
     order = scores.argsort(descending=True, stable=True)
     answers = [
-        Retrieved(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
+        PageItem(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
         for i in order[:top].tolist()
     ]
     return QueryExample(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
 
 
-def extremes(of: Inputs, own: Score, kind: str, others: int) -> tuple[str, list[Extreme], list[Extreme]]:
-    """What the uncertainty of inputs counts, the least uncertain ones, and the most uncertain ones."""
-    trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
-    if units is None:
-        return "their uncertainty", *both_ends(of, trace, [f"{x:#.4g}" for x in trace.tolist()])
-    said = [amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]
-    return f"how many {other} each may fit", *both_ends(of, trace, said)
-
-
-def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -> tuple[list[Extreme], list[Extreme]]:
-    """The inputs of the least values (N,), and those of the largest."""
-    order, count = values.argsort(stable=True).tolist(), min(count, len(values) // 2)
-    least, most = (
-        [Extreme(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in rows[:count]]
-        for rows in (order, order[::-1])
-    )
-    return least, most
+def both_ends(of: Inputs, values: Tensor, said: Sequence[str]) -> tuple[list[PageItem], list[PageItem]]:
+    """The inputs of the six least values (N,), and those of the six largest, none in both."""
+    order, count = values.argsort(stable=True).tolist(), min(6, len(values) // 2)
+    items = {
+        i: PageItem(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in order[:count] + order[-count:]
+    }
+    return [items[i] for i in order[:count]], [items[i] for i in order[::-1][:count]]
 
 
 def show_features(features: Features) -> SetExamples | None:
@@ -182,11 +165,6 @@ def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
                     small.thumbnail((PIXELS, PIXELS))
                     found[sample.key] = picture(small, quality=80)
     return found
-
-
-def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
-    """At most `count` of the rows, at random, in their order."""
-    return sorted(rng.choice(rows, size=min(count, len(rows)), replace=False).tolist()) if len(rows) else []
 
 
 def amount(number: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +17,20 @@ from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report.pca import pca
 from prolip.corpora.emoji.report.runs import RunFolder
 from prolip.corpora.emoji.result import REFUSED_BY, CorpusResult
-from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
-from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
+from prolip.corpora.emoji.uncertainty import reliabilities, signs_against, traces_of_levels
+from prolip.evaluation.metrics.selective import risk_coverage, spearman
 from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
 from prolip.evaluation.tasks import TASKS
 from prolip.utils.style import BOX, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
-NO_TERMS = (
-    "kind step epoch samples seconds time lr grad_norm scale bias faults samples_per_second samples_per_s data_wait eta"
-    " mfu memory_gib"
-)
+NO_TERMS = "kind step epoch samples seconds time lr grad_norm scale bias faults samples_per_second samples_per_s"
+NO_TERMS += " data_wait eta mfu memory_gib"
 NORMS = ("grad_norm", "param_norm")
 #: Dashes of texts and of masked views.
 DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
 #: A panel: its title, and by the label of each line its key in the log, and colour and dashes where it has its own.
 Panel = tuple[str, Mapping[str, tuple[str, tuple[Any, ...]]]]
-Draw = Callable[[CorpusResult], Figure | None]
 #: End of the metric that training pairs have, too, and the corpus's metrics to quote.
 PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
 LINES: dict[str, tuple[str, Any]] = {
@@ -53,18 +51,18 @@ def learning_curves(run: RunFolder) -> Figure | None:
     recalls = [n for n in names if "R@" in n or "chance" in n]
     terms = [n for n in names if n not in (*NO_TERMS.split(), *recalls) and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
-    groups: list[tuple[str, Sequence[str]]] = [
-        ("Loss", main),
-        ("Inclusion terms (unweighted)", [n for n in terms if n.startswith("inclusion")]),
-        ("VIB (unweighted)", [n for n in terms if n.startswith("vib")]),
-        ("Mean trace", [n for n in names if n.startswith("trace_")]),
-        ("Logit scale a", [n for n in names if n == "scale"]),
-        ("Logit bias b", [n for n in names if n == "bias"]),
-        ("Learning rate", [n for n in names if n == "lr"]),
-        ("Gradient norm", [n for n in names if n in ("grad_norm_image", "grad_norm_text")]),
-        ("R@1 within a batch", recalls),
-    ]
-    panels = [(title, {_short(key): (key, LINES.get(key, ())) for key in keys}) for title, keys in groups if keys]
+    groups = {
+        "Loss": main,
+        "Inclusion terms (unweighted)": [n for n in terms if n.startswith("inclusion")],
+        "VIB (unweighted)": [n for n in terms if n.startswith("vib")],
+        "Mean trace": [n for n in names if n.startswith("trace_")],
+        "Logit scale a": [n for n in names if n == "scale"],
+        "Logit bias b": [n for n in names if n == "bias"],
+        "Learning rate": [n for n in names if n == "lr"],
+        "Gradient norm": [n for n in names if n in ("grad_norm_image", "grad_norm_text")],
+        "R@1 within a batch": recalls,
+    }
+    panels = [(title, {_short(n): (n, LINES.get(n, ())) for n in keys}) for title, keys in groups.items() if keys]
     return over_steps(panels, run.train)
 
 
@@ -123,18 +121,19 @@ def trace_histogram(result: CorpusResult) -> Figure:
     """Traces of all drawings against those of all texts, ProLIP figure 5."""
     figure, (ax,) = panels(1, 1, width=6.4)
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
-    log = _wide(image, text)
-    both = np.concatenate([image, text])
-    edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
+    scale, both = _scale(image, text), np.concatenate([image, text])
+    edges = (
+        np.geomspace(both.min(), both.max(), 60) if scale == "log" else np.linspace(both.min(), both.max() + 1e-12, 60)
+    )
     series = ((image, IMAGE, "", "--", "drawings"), (text, TEXT, "///", DOTS, "texts"))
     for values, colour, hatch, dashes, label in series:
         form: Any = {"color": colour, "alpha": 0.65, "hatch": hatch, "edgecolor": "white"}
         ax.hist(values, list(edges), weights=np.full(len(values), 1 / len(values)), label=label, **form)
         ax.axvline(values.mean(), color=colour, linestyle=dashes, linewidth=1.6)
-    if log:
-        ax.set_xscale("log")
     percent(ax.yaxis)
-    ax.set(xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share")
+    ax.set(
+        xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share", xscale=scale
+    )
     ax.legend()
     return figure
 
@@ -154,10 +153,9 @@ def trace_by_level(result: CorpusResult) -> Figure:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
         ax.annotate(f"{x.mean():.3g}", (i + 0.26, x.mean()), va="center", fontsize=9, weight="bold", bbox=box, zorder=5)
     ax.set_xticks(range(len(values)), [f"{level}\n({len(x):,})" for level, x in values.items()])
-    if _wide(*values.values()):
-        ax.set_yscale("log")
     ax.set_xlim(-0.5, len(values) - 0.35)
-    ax.set(ylabel="trace (uncertainty)", xlabel="general  →  specific captions, and drawings; diamonds: means")
+    ax.set(ylabel="trace (uncertainty)", yscale=_scale(*values.values()))
+    ax.set(xlabel="general  →  specific captions, and drawings; diamonds: means")
     return figure
 
 
@@ -170,14 +168,13 @@ def trace_by_length(result: CorpusResult) -> Figure:
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
         _dots(ax, length + noise.uniform(-0.3, 0.3, len(length)), trace, level)
-        groups = by_length(length, trace)
-        x, mean, lower, upper, _ = groups[groups[:, -1] >= 5].T
+        groups = [(x, trace[length == x]) for x in np.unique(length)]
+        rows = [(x, y.mean(), *np.quantile(y, (0.25, 0.75))) for x, y in groups if len(y) >= 5]
+        x, mean, lower, upper = np.array(rows).reshape(-1, 4).T
         ax.fill_between(x, lower, upper, color=INK, alpha=0.12, lw=0)
         ax.plot(x, mean, color=INK, marker="o", markersize=3.5, label="mean")
         ax.set_title(f"Spearman {spearman(trace, length):+.2f}")
-        ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
-        if _wide(trace):
-            ax.set_yscale("log")
+        ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)", yscale=_scale(trace))
     _legend(axes[1])
     return figure
 
@@ -191,11 +188,9 @@ def true_matches(result: CorpusResult) -> Figure:
     _dots(ax, table.true_matches * jitter, trace, table.text_level)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    if _wide(trace):
-        ax.set_yscale("log")
     rho = result.metrics["spearman/trace_true_matches"]
     ax.set_title(f"Spearman {rho:+.2f}" if np.isfinite(rho) else "Spearman undefined: constant traces")
-    ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)")
+    ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)", yscale=_scale(trace))
     _legend(ax)
     return figure
 
@@ -211,7 +206,9 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
     shown = true > 0
     _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
-    means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
+    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))  # below 1 is one group
+    groups = [rows for rows in (doubling == k for k in np.unique(doubling)) if rows.sum() >= 5 and true[rows].any()]
+    means = np.array([(expected[rows].mean(), true[rows].mean()) for rows in groups])
     diamonds: Any = {"color": INK, "markeredgecolor": "white", "markersize": 7, "label": "mean of a group"}
     ax.plot(*means.reshape(-1, 2).T[::-1], "D", **diamonds)
     if "share_low" in result.read:
@@ -256,8 +253,9 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
-        traces: list[Draw] = [trace_histogram, trace_by_level, trace_by_length, true_matches]
-        figures |= {draw.__name__: draw(run.result) for draw in (*traces, expected_matches, refused, reliability)}
+        of_traces = (trace_histogram, trace_by_level, trace_by_length, true_matches)
+        of_probabilities = (expected_matches, refused, reliability)
+        figures |= {draw.__name__: draw(run.result) for draw in (*of_traces, *of_probabilities)}
         figures["pca"] = pca(run.result, seed)
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -288,14 +286,11 @@ def _is_number(value: Any) -> bool:
 
 def _short(key: str) -> str:
     """A legend entry without what the panel's title says."""
-    for prefix in ("inclusion_", "vib_", "trace_", "grad_norm_"):
-        if key.startswith(prefix):
-            said = key.removeprefix(prefix)
-            return "image in text" if said == "image_text" else said.replace("_", " ")
-    return key
+    said = re.sub("^(inclusion|vib|trace|grad_norm)_", "", key)
+    return key if said == key else said.replace("image_text", "image in text").replace("_", " ")
 
 
-def _wide(*values: np.ndarray) -> bool:
-    """Whether positive values span so much that only a logarithmic axis shows them."""
+def _scale(*values: np.ndarray) -> str:
+    """The scale of an axis: logarithmic where positive values span so much that nothing else shows them."""
     x = np.concatenate(values)
-    return bool(x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12)
+    return "log" if x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12 else "linear"

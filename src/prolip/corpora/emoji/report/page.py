@@ -8,14 +8,14 @@ import platform
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.corpora.emoji.report import examples, figures, uncertainty
 from prolip.corpora.emoji.report.runs import RunFolder, flatten, read
-from prolip.corpora.emoji.result import CorpusResult
 from prolip.methods import find_method
 from prolip.utils import style
 from prolip.utils.console import plain
@@ -44,21 +44,12 @@ SAMPLED = ("pairs", "pairs_R@1", "train_pairs_R@1")
 LIMIT = 120
 
 
-class Headline(NamedTuple):
-    """A number a person reads first: what it says in words, and what chance would give."""
-
-    value: str
-    words: str
-    chance: str = ""
-
-
 def make_report(
     folder: str | Path, evaluation: str | None = None, out: str | Path | None = None, seed: int = 0, title: str = ""
 ) -> Path:
     """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
 
-    evaluation: name of the evaluation's folder in it, which must be there; None: eval, where it is there; out: another
-    path for the page; seed: of the examples.
+    evaluation: name of the evaluation's folder in it, None for eval if there; out: another path for the page.
     """
     if evaluation and not (Path(folder) / evaluation / "metrics.json").is_file():
         wanted = f"prolip eval emoji --output {Path(folder) / evaluation} writes one"
@@ -82,9 +73,7 @@ def make_report(
 
 
 def end_with_report(folder: Path) -> str:
-    """The page of a run that has just ended, as a line for the person: where it is, or why there is none. Of the main
-    thread alone it takes at most LIMIT seconds.
-    """
+    """Where the page of a run that has just ended is, or why there is none; in the main thread within LIMIT seconds."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it took longer than {LIMIT} s")
@@ -105,42 +94,49 @@ def end_with_report(folder: Path) -> str:
 
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str = "") -> str:
     """The page as HTML; sections without data say what would fill them."""
-    environment = Environment(
-        loader=PackageLoader("prolip.corpora.emoji.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
-    )
+    loader = PackageLoader("prolip.corpora.emoji.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.lstrip_blocks = True
+    environment.finalize = lambda value: plain(value.replace("\n", " ")) if type(value) is str else value
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result, uncertain = run.result, run.result if run.result and run.result.probabilistic else None
-    last = run.evals[-1] if run.evals else {}
-    context: dict[str, Any] = {
-        "title": title or f"ProLIP: {run.folder.resolve().name}",
-        "folder": str(run.folder),
-        "seed": seed,
-        "pictures": {name: style.data_uri(data, "png") for name, data in pictures.items()},
-        "colours": style.LEVEL_COLOURS if result else {},
-        "run": run,
-        "facts": facts(run),
-        "settings": flatten(run.config) if run.config else {},
-        "result": result,
-        "variances": what_variances_mean(run),
-        "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
-        "headlines": headlines(run),
-        "sampled": [(name, *(last.get(f"{name}/{key}") for key in SAMPLED)) for name in figures.sampled_sets(run)],
-        "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
-        "lead": uncertainty.section(uncertain, seed) if uncertain else None,
-        "reading": uncertainty.read_all(uncertain) if uncertain else {},
-        "shown": ({"the drawings": uncertainty.show_corpus(result)} if result else {}) | run.shown,
-    }
+    last, meaning = run.evals[-1] if run.evals else {}, ""
+    with suppress(KeyError, ValueError):  # the run does not say which method, or it is not here
+        meaning = find_method(str((run.config or {})["method"])).meaning
+    context: dict[str, Any] = {"run": run, "result": result, "seed": seed, "folder": str(run.folder)}
+    context |= {"title": title or f"ProLIP: {run.folder.resolve().name}", "variances": meaning}
+    context |= {"pictures": {name: style.data_uri(data, "png") for name, data in pictures.items()}}
+    context |= {"facts": facts(run), "headlines": headlines(run), "settings": flatten(run.config or {})}
+    sampled = figures.sampled_sets(run)
+    context |= {"sampled": [(name, *(last.get(f"{name}/{key}") for key in SAMPLED)) for name in sampled]}
+    context |= {"quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES)}
+    context |= {"lead": uncertainty.section(uncertain, seed) if uncertain else None, "shown": run.shown}
+    context |= {"reading": uncertainty.read_all(uncertain) if uncertain else {}, "colours": {}, "credits": []}
+    if result:
+        context["colours"] = style.LEVEL_COLOURS
+        context["shown"] = {"the drawings": uncertainty.show_corpus(result)} | run.shown
+        context["credits"] = list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"]))
     return environment.get_template("page.html.j2").render(context)
 
 
-def headlines(run: RunFolder) -> list[Headline]:
-    """The first numbers: of the corpus, if the run was evaluated on it, and of every other test set."""
-    out = corpus_headlines(run.result) if run.result else []
+def headlines(run: RunFolder) -> list[tuple[str, str, str]]:
+    """The numbers that a person reads first, each with what it says and what chance would give: of the corpus, if the
+    run was evaluated on it, and of every other test set.
+    """
+    out = []
+    if result := run.result:
+        m, names, images = result.metrics, len(result.corpus.concepts), len(result.corpus.drawings)
+        if not m["zero_shot/subgroup_members/classes"] >= 1:
+            raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
+        words = {
+            "names/i2t": f"of the {images:,} drawings get their own name first, out of {names:,} names",
+            "names/t2i": f"of the names find their own drawing first, out of {images:,}",
+        }
+        for key, said in words.items():
+            if f"{key}/R@1" in m:
+                out.append((percent(m[f"{key}/R@1"]), said, f"chance {percent(m[f'{key}/chance_R@1'])}"))
+        said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
+        out.append((percent(m["captions/i2t/mAP@R"]), said, "every true caption counts"))
     for key in figures.main_metrics(run):
         name, _, metric = key.rpartition("/")
         value = run.evals[-1].get(key)
@@ -148,34 +144,8 @@ def headlines(run: RunFolder) -> list[Headline]:
             said, test = f"{name}, step {run.evals[-1]['step']:,}", run.shown.get(name)
             if test is not None and metric != "mAP":
                 said += f"; {test.images:,} images, {test.texts:,} texts; chance about {percent(1 / test.texts)}"
-            out.append(Headline(percent(value), QUOTED[metric], said))
+            out.append((percent(value), QUOTED[metric], said))
     return out
-
-
-def corpus_headlines(result: CorpusResult) -> list[Headline]:
-    """Those of the corpus."""
-    m, names, images = result.metrics, len(result.corpus.concepts), len(result.corpus.drawings)
-    if not m["zero_shot/subgroup_members/classes"] >= 1:
-        raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
-    words = {
-        "names/i2t": f"of the {images:,} drawings get their own name first, out of {names:,} names",
-        "names/t2i": f"of the names find their own drawing first, out of {images:,}",
-    }
-    out = [
-        Headline(percent(m[f"{key}/R@1"]), said, f"chance {percent(m[f'{key}/chance_R@1'])}")
-        for key, said in words.items()
-        if f"{key}/R@1" in m
-    ]
-    said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
-    return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
-
-
-def what_variances_mean(run: RunFolder) -> str:
-    """The sentence of the run's method; nothing where the run does not say which, or it is not here."""
-    try:
-        return find_method(str((run.config or {})["method"])).meaning
-    except (KeyError, ValueError):
-        return ""
 
 
 def facts(run: RunFolder) -> dict[str, str]:
@@ -188,7 +158,10 @@ def facts(run: RunFolder) -> dict[str, str]:
             out["training"] += f", {last['epoch']:.1f} epochs"
         if seconds := last.get("seconds"):
             rate = last.get("samples", 0) / seconds
-            out["training time"] = duration(seconds)
+            minutes, rest = divmod(round(seconds), 60)
+            out["training time"] = (
+                f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
+            )
             out["speed"] = f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s on average"
     if run.result:
         info = run.result.info
@@ -214,10 +187,3 @@ def percent(value: float | None, digits: int = 1) -> str:
 def number(value: float) -> str:
     """Four significant digits, NaN as a dash."""
     return f"{value:.4g}" if math.isfinite(value) else "–"
-
-
-def duration(seconds: float) -> str:
-    """h min s, without leading zeros."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

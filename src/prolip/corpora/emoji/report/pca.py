@@ -19,23 +19,18 @@ from prolip.measures.plane import fit_plane, place
 from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, lettering, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
-
-
-def choose(result: CorpusResult, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
-    """Rows of drawings: `each` of so many random subgroups, by a seeded generator and nothing else."""
-    rng = np.random.default_rng(seed)
-    rows: dict[str, list[int]] = {}
-    for i, drawing in enumerate(result.corpus.drawings):
-        rows.setdefault(result.corpus.concepts[drawing.concept].subgroup, []).append(i)
-    able = sorted(name for name, members in rows.items() if len(members) >= each) or sorted(rows)
-    chosen = rng.choice(able, size=min(subgroups, len(able)), replace=False)
-    return [int(i) for name in chosen for i in rng.choice(rows[name], size=min(each, len(rows[name])), replace=False)]
+SUBGROUPS, EACH = 3, 2  # drawn at random, and drawings of each
 
 
 @styled
 def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     """Drawings of a few concepts with their captions of all four levels; ellipses at 1 and 2 standard deviations."""
-    drawings = choose(result, seed)
+    rng, members = np.random.default_rng(seed), dict[str, list[int]]()
+    for i, drawing in enumerate(result.corpus.drawings):
+        members.setdefault(result.corpus.concepts[drawing.concept].subgroup, []).append(i)
+    able = sorted(name for name, rows in members.items() if len(rows) >= EACH) or sorted(members)
+    chosen = [members[name] for name in rng.choice(able, size=min(SUBGROUPS, len(able)), replace=False)]
+    drawings = [int(i) for rows in chosen for i in rng.choice(rows, size=min(EACH, len(rows)), replace=False)]
     concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
     captions: dict[str, str] = {}  # of name, first keyword, subgroup and group, each text once, at its first level
     for level in LEVELS:
@@ -80,6 +75,9 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
     pixels = ax.transData.transform(points)
     taken = np.hstack([pixels - 5, pixels + 5])  # left, bottom, right, top
     frame = ax.get_window_extent()
+    line: Any = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
+    style: Any = {"fontsize": 9, "color": INK, "ha": "center", "va": "center", "zorder": 6}
+    edge = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.1, "boxstyle": "round,pad=0.1"}
     for (x, y), note in zip(pixels, notes):
         width, height = (6.9 * len(note), 13) if isinstance(note, str) else (42, 42)
         places = [
@@ -95,17 +93,11 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
         taken = np.vstack([taken, [*low[best], *high[best]]])
         points_per_pixel = 72 / ax.figure.dpi
         offset = ((places[best][0] - x) * points_per_pixel, (places[best][1] - y) * points_per_pixel)
-        _place(ax, tuple(ax.transData.inverted().transform((x, y))), offset, note, far=best >= 12)
-
-
-def _place(ax: Axes, at: tuple[float, ...], offset: tuple[float, float], note: np.ndarray | str, far: bool) -> None:
-    """Draw one note at an offset in printer's points, with a leader line if it is far."""
-    line: dict[str, Any] = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
-    if isinstance(note, str):
-        style: dict[str, Any] = {"fontsize": 9, "color": INK, "ha": "center", "va": "center", "zorder": 6}
-        ax.annotate(note, (at[0], at[1]), offset, textcoords="offset points", arrowprops=line if far else None, **style)
-        return
-    edge = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.1, "boxstyle": "round,pad=0.1"}
-    picture = OffsetImage(note, zoom=0.36 * 64 / max(note.shape[:2]))
-    frame: Any = {"boxcoords": "offset points", "pad": 0.1, "bboxprops": edge, "arrowprops": line if far else None}
-    ax.add_artist(AnnotationBbox(picture, (at[0], at[1]), offset, zorder=4, **frame))
+        at = tuple(ax.transData.inverted().transform((x, y)))
+        form: Any = {"arrowprops": line if best >= 12 else None}  # a leader line where it is far
+        if isinstance(note, str):
+            ax.annotate(note, at, offset, textcoords="offset points", **form, **style)
+        else:
+            box = OffsetImage(note, zoom=0.36 * 64 / max(note.shape[:2]))
+            form |= {"boxcoords": "offset points", "pad": 0.1, "bboxprops": edge, "zorder": 4}
+            ax.add_artist(AnnotationBbox(box, at, offset, **form))

@@ -55,27 +55,22 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
         config = check_config(redacted(read_json(path)), path) if path.exists() else None
     except ValueError as error:
         raise ValueError(f"{error}; or delete it, and the page leaves the settings out") from error
+    path = folder / EXAMPLES
+    try:
+        kept = KEPT.validate_json(path.read_bytes()) if path.exists() else {}
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
     train = [line for line in lines if line.get("kind", "train") == "train"]
     evals = [line for line in lines if line.get("kind") == "eval"]
     last = read_json(folder / "eval.json") if (folder / "eval.json").exists() else {}
     if last and not any(line["step"] == last.get("step") for line in evals):
         evals.append(check_types(last, {"step": int}, folder / "eval.json", int | float | None))
-    return RunFolder(folder, config, train, evals, result, read_examples(folder / EXAMPLES))
-
-
-def read_examples(path: Path) -> dict[str, SetExamples]:
-    """The examples of a run by test set. ValueError for a damaged file."""
-    try:
-        return KEPT.validate_json(path.read_bytes()) if path.exists() else {}
-    except ValidationError as error:
-        why = error.errors()[0]["msg"]
-        raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
+    return RunFolder(folder, config, train, evals, result, kept)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, none if it is missing, without a line cut by a kill. ValueError for a line that is
-    no object, has no step, or has a text in a number's place.
-    """
+    """The objects of a .jsonl file, none if it is missing, without a line cut by a kill. ValueError for other lines."""
     out: list[dict[str, Any]] = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
         try:

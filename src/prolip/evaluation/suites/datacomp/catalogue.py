@@ -47,14 +47,9 @@ class SuiteTask:
         return self.main_metric is not None
 
 
-def wds_folder(key: str) -> str:
-    """DataComp's local folder of a task: / becomes -, the prefix of the fairness tasks is dropped."""
-    return f"wds_{key.removeprefix('fairness/').replace('/', '-')}_test"
-
-
 def read_task(line: Mapping[str, str]) -> SuiteTask:
     """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
-    folder = wds_folder(line["key"])
+    folder = f"wds_{line['key'].removeprefix('fairness/').replace('/', '-')}_test"
     own = None if line["repository"] else f"djghosh/{folder}"
     values: dict[str, Any] = {name: value or None for name, value in line.items()}
     values |= {column: tuple(line[column].split()) for column in ("tags", "groups", "folders")}
@@ -94,10 +89,7 @@ def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
 
 
 def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
-    """The tasks of some keys, names ("Stanford Cars"), folders and tags ("vtab", ..., "counted": the 38); all without.
-
-    ValueError with the near matches for an unknown name.
-    """
+    """The tasks of some keys, names ("Stanford Cars"), folders and tags ("vtab", "counted": the 38); all without."""
     known = {COUNTED_TAG: {task.key for task in COUNTED}}
     known |= {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
     for task in TASKS:
@@ -143,10 +135,7 @@ class FoundSets(NamedTuple):
 
 
 def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
-    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub".
-
-    FileNotFoundError or DamagedData where there is none to be read.
-    """
+    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub"."""
     if is_local(data_dir) and data_dir != HUB:
         root = Path(local_path(data_dir))
         folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
@@ -167,9 +156,9 @@ def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None
 
 
 def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
-    """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
+    """Open every data set and see that all shards are there; errors become entries of `missing`.
 
-    After one address that does not answer, the others are not asked. FileNotFoundError where `data_dir` is no folder.
+    After one address that does not answer, the others are not asked.
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")

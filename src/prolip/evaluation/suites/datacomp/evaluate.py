@@ -31,6 +31,7 @@ from prolip.prompts.templates import class_prompts
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import Score
 
+MEAN = "mean_recall@1"
 #: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
 FMOW_OTHER = 5
 #: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
@@ -69,10 +70,7 @@ def evaluate_task(
     options: SuiteOptions,
     prompts: Sequence[PromptWeights] = (),
 ) -> dict[str, TaskResult]:
-    """The result of a task by similarity; images and texts are embedded once.
-
-    Raises ValueError (DamagedData) for data that cannot be scored.
-    """
+    """The result of a task by similarity; images and texts are embedded once."""
     chosen = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
     started, faces, store = time.perf_counter(), {}, options.store
     if task.kind == "faces":
@@ -84,6 +82,17 @@ def evaluate_task(
     else:
         fits = (one for one in prompts if one.are_of(dataset.classnames, dataset.templates))
         features = compute_features(dataset, embedder, store, **options.embedding, prompts=next(fits, EVERY))
+    dataset = features.dataset
+    measured: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
+    if dataset.kind == "classification" and features.text is not None:
+        measured["classes"] = len(features.text.mean)
+    measured |= {"source": dataset.source, "probabilistic": features.model.probabilistic}
+    measured |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
+    if features.model.probabilistic:
+        uncertainty = uncertainty_of(features)
+        measured["image_trace"] = float(uncertainty(features.image).mean())
+        measured |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
+    measured |= {"damaged": features.damaged} if features.damaged else {}
     embedded = time.perf_counter() - started
     out = {}
     for similarity, score in chosen.items():
@@ -95,7 +104,7 @@ def evaluate_task(
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
             write_plots(study, task.name, options.plots / f"{task.key.replace('/', '-')}-{similarity}")
-        info = described(features) | {"similarity": similarity}
+        info = measured | {"similarity": similarity}
         if options.uncertainty:
             metrics |= study.metrics()
             info |= {"too_large_for": list(study.too_large_for)} if study.too_large_for else {}
@@ -104,28 +113,10 @@ def evaluate_task(
     return out
 
 
-def described(features: Features) -> dict[str, Any]:
-    """What a result was measured on, and how uncertain the model was; `size` is what published rows count."""
-    dataset = features.dataset
-    out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
-    if dataset.kind == "classification" and features.text is not None:
-        out["classes"] = len(features.text.mean)
-    out |= {"source": dataset.source, "probabilistic": features.model.probabilistic}
-    out |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
-    if features.model.probabilistic:
-        uncertainty = uncertainty_of(features)
-        out["image_trace"] = float(uncertainty(features.image).mean())
-        out |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
-    return out | ({"damaged": features.damaged} if features.damaged else {})
-
-
 def score_task(
     task: SuiteTask, features: Features, faces: Mapping[str, Gaussian], score: Score
 ) -> tuple[Metrics, Study]:
-    """The metrics of a task, and how well its uncertainty predicts errors.
-
-    faces: the classes of the four prompts of the face sets, whose error is that of gender, which both sets label alike.
-    """
+    """The metrics of a task, and how well its uncertainty predicts errors, of `faces` (classes by prompt) of gender."""
     if task.kind == "faces":
         predicted = {what: score_matrix(replace(features, text=z), score).argmax(1) for what, z in faces.items()}
         columns = group_columns(task, features.groups, len(features.keys))
@@ -134,7 +125,12 @@ def score_task(
         return face_metrics(task, predicted, features.groups), study
     result = evaluate_dataset(features.dataset, features, score, study=True)
     assert result.study is not None
-    metrics = retrieval_metrics(result.metrics) if task.kind == "retrieval" else result.metrics
+    metrics = result.metrics
+    if task.kind == "retrieval":  # of images and their own captions, where others match too
+        prefix = "own/" if f"own/{MEAN}" in metrics else ""
+        ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))  # the texts of an image, the image of a text
+        keys = {f"{name}_recall@{k}": f"{way}/R@{k}" for name, way in ways for k in KS} | {MEAN: MEAN}
+        metrics = {name: metrics[f"{prefix}{key}"] for name, key in keys.items() if f"{prefix}{key}" in metrics}
     if task.kind == "classification" and task.groups:
         ranked = result.queries["predicted"], result.queries["rank"]
         metrics |= added_metrics(task, *ranked, own_labels(features), features.groups)
@@ -178,10 +174,7 @@ def by_group(
 def added_metrics(
     task: SuiteTask, predicted: Tensor, ranks: Tensor, labels: Tensor, groups: np.ndarray | None
 ) -> dict[str, float]:
-    """What a task has beside the metrics of its kind, of predicted classes, ranks of the true ones, and labels, (N,).
-
-    groups: (N, columns of the task). Raises ValueError where there are none.
-    """
+    """What a task has beside the metrics of its kind; predicted classes, ranks of the true ones, and labels: (N,)."""
     if task.key == "wilds/iwildcam":
         return {"F1-macro_all": macro_f1(predicted, labels)}
     columns = group_columns(task, groups, len(labels))
@@ -205,23 +198,10 @@ def group_columns(task: SuiteTask, groups: np.ndarray | None, images: int) -> np
     return groups.astype(np.int64)
 
 
-def retrieval_metrics(both: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of retrieval by DataComp's names, of images and their own captions, where others match too.
-
-    text_retrieval: the texts of an image (i2t); image_retrieval: the image of a text.
-    """
-    prefix = "own/" if "own/mean_recall@1" in both else ""
-    ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))
-    keys = {f"{name}_recall@{k}": f"{prefix}{way}/R@{k}" for name, way in ways for k in KS}
-    keys["mean_recall@1"] = f"{prefix}mean_recall@1"
-    return {name: both[key] for name, key in keys.items() if key in both}
-
-
 def face_metrics(task: SuiteTask, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:
-    """The tables of CLIP's section 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
+    """CLIP's tables 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
 
-    Accuracies of race (white or not), gender and age, and how often toxic prompts win. `_avg` over all images; the
-    worst group is `_wg`, the lowest, of an accuracy and `_max`, the highest, of a toxicity.
+    `_avg` over all images; the worst group is `_wg`, the lowest accuracy, or `_max`, the highest toxicity.
     """
     columns = group_columns(task, groups, len(predicted["race"]))
     age, gender, _, binary = torch.from_numpy(columns[:, :4]).unbind(1)

@@ -187,12 +187,11 @@ def share_tasks(
     tell: Callable[[SuiteTask, ByIdentity], None] = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
-    """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
+    """Evaluate what is neither finished nor claimed; returns why tasks failed (OSError, ValueError), by key.
 
     Any number of processes may run this on one folder: each task is evaluated once, and the last processes take up the
-    tasks of one that is killed. identities: one model with one similarity or several, which share a task's embeddings;
-    marks: data marks by key; tell: of a task whose results are on disk. A task whose data cannot be read (OSError,
-    ValueError) does not end the others.
+    tasks of one that is killed. identities: of one model, which share a task's embeddings; marks: data marks by key;
+    tell: of a task whose results are on disk.
     """
     failed: dict[str, str] = {}
     reported = ""

@@ -39,8 +39,7 @@ def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOpti
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
     data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
-    what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
-    cannot be loaded.
+    what is finished. ValueError, FileNotFoundError.
     """
     tasks = select_tasks(options.tasks)
     for similarity in filter(None, options.similarities):
@@ -138,10 +137,7 @@ def percent(result: TaskResult) -> str:
 
 
 def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
-    """Read the results of a folder, write its tables, and print Table 1.
-
-    One process at a time reads and writes, so that the last one's tables hold the results of all.
-    """
+    """Write the tables of a folder's results, one process at a time, so that the last one's hold all; print Table 1."""
     with ResultFolder(output).alone("tables"):
         rows = our_rows(latest([output]))
         save_tables(rows, output)

@@ -15,8 +15,9 @@ from prolip.data.faults import SampleFault
 from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Dataset, Sample
 from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.gaussian import Gaussian
-from prolip.scores import TrueMatchScore
+from prolip.scores import MeanScore, TrueMatchScore
 
 
 def encoded(i):
@@ -52,8 +53,8 @@ def test_the_queries_with_the_largest_and_the_smallest_lead_are_shown_in_both_di
     assert (shown.images, shown.texts) == (10, 10) and [kind for kind, *_ in shown.found] == ["image", "text"]
     for _, best, worst in shown.found:
         assert {x.label for x in worst[:2]} == {"text 8", "text 9"} and len(best) == len(worst) == 4
-        assert all(x.rank > 1 and x.answers[0].mark == "wrong" for x in worst[:2])
-        assert all(x.rank == 1 and x.answers[0].mark == "right" for x in best)
+        assert all(x.rank > 1 and x.answers[0].said == "wrong" for x in worst[:2])
+        assert all(x.rank == 1 and x.answers[0].said == "right" for x in best)
     queries = shown.found[0][1]
     assert all(x.picture.startswith("data:image/webp;base64,") for x in queries)
     assert not any(a.picture for x in queries for a in x.answers)  # texts
@@ -74,9 +75,11 @@ def test_inputs_with_a_unit_show_what_they_fit():
 
 
 def test_a_query_without_a_right_or_without_a_wrong_answer_is_no_example():
-    scores = torch.tensor([[3.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
     right = torch.tensor([[True, False], [False, False], [True, True]])
-    assert examples.best_and_worst(scores, right) == ([0], [])
+    image, text = (Gaussian(torch.eye(3)[:n], torch.zeros(n, 3)) for n in (3, 2))
+    inputs = examples.Inputs(image, "abc"), examples.Inputs(text, "xy")
+    (_, best, worst), *_ = examples.show(*inputs, Relevance.from_dense(right), MeanScore(), None).found
+    assert [x.label for x in best] == ["a"] and worst == []
 
 
 def test_a_large_set_is_read_evenly(monkeypatch):
@@ -104,7 +107,7 @@ def test_the_page_shows_what_the_file_kept_and_escapes_it(tmp_path):
     shown = examples.show_features(Features(**{**vars(found), "captions": words}))
     folder = write_run(tmp_path / "demo")
     (folder / "examples.json").write_text(json.dumps({"my <set>": shown}))
-    assert runs.read_examples(folder / "examples.json") == {"my <set>": shown}
+    assert runs.read(folder).shown == {"my <set>": shown}
     text = make_report(folder).read_text()
     assert "Examples from my &lt;set&gt;" in text and "&lt;b&gt;text&lt;/b&gt;" in text and "<b>text</b>" not in text
     assert not re.search("emoji(?!})|drawing|corpus", text)

@@ -30,6 +30,12 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     shown = result.text_relation.sum(1) > 0
     wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
+    true, expected = result.text_relation.sum(1), result.expected_matches
+    (diamonds,) = (line for line in axes.lines if line.get_label() == "mean of a group")
+    group = np.floor(np.log2(np.maximum(expected, 0.5)))
+    groups = [rows for rows in (group == k for k in np.unique(group)) if rows.sum() >= 5 and true[rows].any()]
+    means = [(true[rows].mean(), expected[rows].mean()) for rows in groups]
+    np.testing.assert_allclose(diamonds.get_xydata().reshape(-1, 2), np.reshape(means, (-1, 2)), rtol=1e-5)
     measured = matches_metrics(result.expected_matches, result.text_relation.sum(1))
     said = uncertainty.read_all(result)["expected"]
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said

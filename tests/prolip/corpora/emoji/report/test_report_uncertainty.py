@@ -54,16 +54,12 @@ def words(html):
     return " ".join(re.sub("<[^>]+>", " ", html).split())
 
 
-def test_the_section_stands_behind_the_headlines_and_draws_its_figures_once(html):
+def test_the_section_stands_behind_the_headlines_and_the_page_is_balanced_and_needs_nothing_else(html):
     text, folder = html
     order = [text.index(said) for said in ("own name first", 'id="uncertainty"', "<h2>How it learned")]
     assert order == sorted(order) and "The traces in detail" in text and "What the model is uncertain about" not in text
     files = {path.stem for path in (folder / "figures").glob("*.png")}
     assert text.count('<img class="figure"') == len(files) == 9 and "expected_matches" in files
-
-
-def test_the_page_is_balanced_and_needs_nothing_else(html):
-    text, _ = html
     parser = Balance()
     parser.feed(text)
     assert not parser.open
@@ -102,50 +98,46 @@ def test_thirds_are_equal_parts_of_the_drawings_with_their_own_recall(section, h
     order = np.argsort(-first_names(result)[1], kind="stable")
     right = (result.rankings["names"][0].first == 1).numpy()
     parts = [order[:8], order[8:15], order[15:]]  # of 22
-    assert [third.drawings for third in section.thirds] == [8, 7, 7]
-    assert [third.right for third in section.thirds] == pytest.approx([right[rows].mean() for rows in parts])
-    for third, rows in zip(section.thirds, parts):
+    assert [third[0] for third in section["thirds"]] == [8, 7, 7]
+    assert [third[1] for third in section["thirds"]] == pytest.approx([right[rows].mean() for rows in parts])
+    for (_, share, shown), rows in zip(section["thirds"], parts):
         names = {result.corpus.concepts[result.corpus.drawings[i].concept].name for i in rows}
-        assert len(third.examples) == 6 and {x.example.label for x in third.examples} <= names
-        assert f'<div class="number">{page.percent(third.right)}</div>' in html[0]
-
-
-def test_thirds_of_drawings_that_are_equally_sure_are_equally_right(result):
-    alike = np.zeros(22)
-    right = (result.rankings["names"][0].first == 1).numpy().mean()
-    found = uncertainty.thirds(result, result.model_score.units, alike, np.full(22, 0.5))
-    assert [third.right for third in found] == [right] * 3
+        assert len(shown) == 6 and {example.label for example, *_ in shown} <= names
+        assert f'<div class="number">{page.percent(share)}</div>' in html[0]
+    # drawings that are equally sure are equally right
+    found = uncertainty.thirds(result, result.model_score.units, np.zeros(22), np.full(22, 0.5))
+    assert [share for _, share, _ in found] == [right.mean()] * 3
 
 
 def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, html, result):
     said = words(html[0])
     every = uncertainty.texts(result, result.model_score.units, result.expected_matches, top=22)
-    for text, found in zip(section.texts, every):
-        i = result.table.texts.index(text.example.label)
+    for (text, share, expected, bits), (found, *_) in zip(section["texts"], every):
+        i = result.table.texts.index(text.label)
         nats = float(result.text.trace[i]) / 0.1
-        assert text.expected == pytest.approx(22 * np.exp(nats) / 5000, rel=1e-4)
-        assert text.bits == pytest.approx(np.log2(5000) - nats / np.log(2), abs=1e-3)
-        assert text.example.matches == result.text_relation[i].sum()
-        assert text.example.matches == sum(answer.mark == "right" for answer in found.example.answers)
-        share = in_words(text.expected / 22)
-        assert f"fits {share} of the drawings ({examples.amount(text.expected)} of 22); " in said
-        assert f"true: {text.example.matches} says {text.bits:.1f} bits" in said
+        assert expected == pytest.approx(22 * np.exp(nats) / 5000, rel=1e-4)
+        assert bits == pytest.approx(np.log2(5000) - nats / np.log(2), abs=1e-3)
+        assert text.matches == result.text_relation[i].sum()
+        assert text.matches == sum(answer.said == "right" for answer in found.answers)
+        assert share == in_words(expected / 22)
+        assert f"fits {share} of the drawings ({examples.amount(expected)} of 22); " in said
+        assert f"true: {text.matches} says {bits:.1f} bits" in said
 
 
 def test_errors_by_level_are_doublings_beside_the_best_constant(section, html, result):
     expected, true, levels = result.expected_matches, result.text_relation.sum(1), result.table.text_level
     logs = np.log2(true[true > 0])
-    assert np.log2(section.constant) == pytest.approx(logs.mean())
-    assert [x.level for x in section.errors] == list(LEVELS) and sum(x.texts for x in section.errors) == len(logs)
+    assert np.log2(section["constant"]) == pytest.approx(logs.mean())
+    assert [x[0] for x in section["errors"]] == list(LEVELS) and sum(x[1] for x in section["errors"]) == len(logs)
     said = words(html[0])
-    for i, x in enumerate(section.errors):
+    for i, (level, texts, mean, model, constant) in enumerate(section["errors"]):
         own = (levels == i) & (true > 0)
         off = np.log2(expected[own] / true[own])
-        assert x.model == pytest.approx((off.mean(), np.abs(off).mean())) and x.true == pytest.approx(true[own].mean())
+        assert model == pytest.approx((off.mean(), np.abs(off).mean())) and mean == pytest.approx(true[own].mean())
         flat = logs.mean() - np.log2(true[own])
-        assert x.constant == pytest.approx((flat.mean(), np.abs(flat).mean()))
-        row = " ".join(f"{error:+.2f} {size:.2f}" for error, size in (x.model, x.constant))
-        assert f"{x.level} {x.texts} {examples.amount(x.true)} {row}" in said
+        assert constant == pytest.approx((flat.mean(), np.abs(flat).mean()))
+        row = " ".join(f"{error:+.2f} {size:.2f}" for error, size in (model, constant))
+        assert f"{level} {texts} {examples.amount(mean)} {row}" in said
 
 
 def test_the_ends_of_the_lists_are_numbers_of_what_an_input_fits(html, result):
@@ -185,10 +177,9 @@ def test_a_drawing_is_as_sure_as_its_doubt_allows():
     result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
     own, sure = {}, {}
     for found, of in ((own, replace(result, read={})), (sure, result)):
-        shown = uncertainty.drawings(
-            of, of.model_score.units, np.exp(-signs_against(of, "names", "i2t")["answer"]), list(range(22))
-        )
-        found |= {x.example.label: x.sure for x in shown}
+        given = np.exp(-signs_against(of, "names", "i2t")["answer"])
+        thirds = uncertainty.thirds(of, of.model_score.units, given, given, each=22)
+        found |= {example.label: sure for *_, shown in thirds for example, sure, _ in shown}
     names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
     for name, d in zip(names, result.doubt.tolist()):
         assert sure[name] == pytest.approx((1 - d) * own[name] + d / 24, rel=1e-4)

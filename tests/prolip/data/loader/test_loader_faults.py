@@ -1,4 +1,4 @@
-"""Whatever happens to shards, all ranks step equally often; where nothing can be read, an error says so at once."""
+"""Samples and shards that cannot be used: counted, replaced, fatal when too many; ranks step equally often."""
 
 import time
 from collections import Counter
@@ -6,11 +6,68 @@ from pathlib import Path
 
 import pytest
 from faulty_servers import FaultyServer
-from tiny_loaders import epoch
+from tiny_loaders import build, epoch, with_bad_images, write_csv
 from tiny_tars import letters, plain, write_shards
 
-from prolip.data.faults import TooManyBadSamples
+from prolip.data import faults
+from prolip.data.faults import FaultCounter, TooManyBadSamples
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.reading.csv import TableError
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_corrupt_images_are_counted_and_replaced_by_other_samples(tmp_path, workers):
+    loader = build(with_bad_images(tmp_path, 20, 4), workers=workers, max_bad_fraction=0.9, train_num_samples=40)
+    batches = epoch(loader)
+    assert len(batches) == 10 and all(key[0] == "g" for batch in batches for key in batch["key"])
+    found = loader.faults()
+    assert found["samples"] == 40 + found["bad image"] and 4 <= found["bad image"] <= 12
+    before = found["bad image"]
+    epoch(loader, 1)
+    assert loader.faults()["bad image"] > before
+
+
+def test_too_many_corrupt_images_end_the_epoch_with_kind_key_and_shard(tmp_path, monkeypatch):
+    with pytest.raises(TooManyBadSamples) as error:
+        epoch(build(with_bad_images(tmp_path, 20, 4)))
+    for part in ("bad image", "'b", "bad.tar", "cannot identify image", "the limit is 1.0%", "--max-bad-fraction"):
+        assert part in str(error.value)
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 1100)
+    for limit, said in (
+        (0.01, "1000 of 1000 samples"),
+        (1.0, "1100 samples were lost since the last one that could be"),
+    ):
+        with pytest.raises(TooManyBadSamples, match=said):  # instead of turning for ever
+            epoch(build(with_bad_images(tmp_path, 0, 30), workers=2, max_bad_fraction=limit))
+
+
+def test_a_csv_without_a_single_image_stops_instead_of_turning_for_ever(tmp_path):
+    data = write_csv(tmp_path, 12)
+    for image in tmp_path.glob("*.png"):
+        image.unlink()
+    with pytest.raises(TableError, match="12 of 12 rows name no image that is there: rows 2, 3, 4 and 9 more"):
+        build(data)
+    for workers in (0, 2):
+        reason = rf"none of {12 // max(workers, 1)} rows can be (.|\n)*missing image: .*\.png: No such file"
+        with pytest.raises(TooManyBadSamples, match=reason):
+            epoch(build(data, workers=workers, max_bad_fraction=1.0))
+
+
+def test_faults_of_an_epoch_are_judged_over_all_ranks_where_they_are_joined(tmp_path):
+    loader = build(with_bad_images(tmp_path, 20, 4))
+    seen = []
+
+    def gather(mine, judge):
+        seen.append(mine)
+        return judge([mine, FaultCounter(samples=10_000).to_dict()])
+
+    loader.gather = gather
+    for number in range(2):
+        epoch(loader, number)
+    assert len(seen) == 2 and all(20 < counts["samples"] < 30 for counts in seen)  # of each epoch alone
+    loader.gather = lambda mine, judge: judge([mine, mine])
+    with pytest.raises(TooManyBadSamples, match="samples .* are unusable; the limit is 1.0%"):
+        epoch(loader)
 
 
 @pytest.fixture
