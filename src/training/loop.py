@@ -17,10 +17,10 @@ from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import RECALL, Batch, Terms
 from prolip.utils.fields import AUTO
 from training.checkpoint.resume import save
-from training.health.nonfinite import NonFiniteError
+from training.health.errors import NonFiniteError
+from training.health.log import Stopwatch, progress_line
 from training.health.signals import Stopped
 from training.hooks import fit_at_end, look_at_data, samples_to_fit, start_bias
-from training.log import Stopwatch, progress_line
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
 from training.parallel import collect_objects, largest, seed_step, wait_for_all, whole_model
 from training.state import AVERAGES, DataState, Run, TrainState

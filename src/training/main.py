@@ -143,8 +143,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
             complain(console.one_line(error))
         return 2
     except Exception as error:
-        from training.health.errors import explain
-        from training.health.nonfinite import NonFiniteError
+        from training.health.errors import NonFiniteError, explain
 
         text = explain(error)
         if text is None or "--traceback" in arguments:

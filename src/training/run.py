@@ -25,17 +25,15 @@ from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from training import model as parts
 from training import parallel as ranks
-from training.checkpoint.files import read_checkpoint
+from training.checkpoint.files import Storage, read_checkpoint
 from training.checkpoint.resume import open_records, resume
 from training.checkpoint.run_dir import claim, write_json, write_status
-from training.checkpoint.storage import Storage
 from training.config import Config
 from training.defaults import rows_per_rank, settle, settle_model, settle_workers, total_steps
-from training.health.errors import explain
-from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.errors import LossMeter, NonFiniteGuard, explain
+from training.health.log import ChanceWatch, RunLog, duration
 from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, Watchdog
 from training.hooks import set_bias
-from training.log import ChanceWatch, RunLog, duration
 from training.loop import train
 from training.optim import build_averages, build_optimizer, params_by_tower, stages_of
 from training.parallel import World, shard_model, whole_model

@@ -18,9 +18,9 @@ from prolip.methods.base import Objective
 from training.checkpoint.files import CheckpointWriter
 from training.checkpoint.run_dir import Ledger
 from training.config import Config, OptimConfig
-from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.errors import LossMeter, NonFiniteGuard
+from training.health.log import ChanceWatch, RunLog, StepProfiler
 from training.health.signals import StopSignal, Watchdog
-from training.log import ChanceWatch, RunLog, StepProfiler
 from training.model import Autocast
 from training.optim import EpochAverage, Stage
 from training.parallel import StopConsensus, World

@@ -256,7 +256,7 @@ def waits_noted(kit: Kit) -> Iterator[list[str]]:
 def waits(kit: Kit) -> None:
     """The third step of every method that trains from random weights, under torch's watch for waits of the host."""
     from prolip.methods import METHODS
-    from training.health.nonfinite import LossMeter
+    from training.health.errors import LossMeter
     from training.loop import on_device, training_step
     from training.run import close
 

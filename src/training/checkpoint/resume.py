@@ -14,11 +14,10 @@ from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint import run_dir
-from training.checkpoint.files import CheckpointWriter, by_path, list_steps, load_shards, shards_of
+from training.checkpoint.files import CheckpointWriter, Storage, by_path, list_steps, load_shards, shards_of
 from training.checkpoint.run_dir import SUPERSEDED, is_finished, rows_of, write_json
-from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, changed
-from training.log import StepProfiler
+from training.health.log import StepProfiler
 from training.optim import EpochAverage
 from training.parallel import (
     PATIENCE,

@@ -17,8 +17,7 @@ from prolip.utils.documents import loads, read_json
 from prolip.utils.flags import FlagError
 from prolip.utils.outputs import holder_of, lock, replacing
 from prolip.utils.secrecy import redacted, scrub
-from training.checkpoint.files import NAME, find_checkpoint, list_steps
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import NAME, Storage, find_checkpoint, list_steps
 from training.config import RunConfig
 
 LOCK = ".lock"

@@ -14,8 +14,7 @@ import torch
 
 import training.loop
 from drawings import SHARDS
-from training.checkpoint.files import list_steps, load_checkpoint
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage, list_steps, load_checkpoint
 from training.config import build_config
 from training.health.signals import STOP
 from training.loop import on_device, training_step

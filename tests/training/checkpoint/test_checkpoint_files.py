@@ -14,13 +14,14 @@ import torch
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import (
     CheckpointWriter,
+    Storage,
     find_checkpoint,
+    in_memory,
     list_steps,
     load_checkpoint,
     obsolete,
 )
 from training.checkpoint.run_dir import lock_run_dir, open_run_dir, write_json
-from training.checkpoint.storage import Storage, in_memory
 
 
 def state(step: int) -> dict:

@@ -16,12 +16,11 @@ import torch
 from training_runs import batches, make, metrics, words
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.files import Storage, list_steps, load_checkpoint
 from training.checkpoint.resume import fit_optimizer, restore, save
 from training.checkpoint.run_dir import claim, lock_run_dir
-from training.checkpoint.storage import Storage
 from training.config import RunConfig
-from training.health.nonfinite import NonFiniteError
+from training.health.errors import NonFiniteError
 from training.main import main
 from training.parallel import World
 

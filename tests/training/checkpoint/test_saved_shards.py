@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import (
     CheckpointWriter,
+    Storage,
     by_path,
     check_checkpoint,
     find_checkpoint,
@@ -29,7 +30,6 @@ from training.checkpoint.files import (
     read_checkpoint,
     shards_of,
 )
-from training.checkpoint.storage import Storage
 from training.parallel import World
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}

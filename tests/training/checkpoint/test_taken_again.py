@@ -11,8 +11,8 @@ import pytest
 from training_runs import metrics, words
 
 from prolip.utils.flags import FlagError
+from training.checkpoint.files import Storage
 from training.checkpoint.run_dir import claim, open_run_dir
-from training.checkpoint.storage import Storage
 from training.config import RunConfig
 from training.main import main
 

@@ -13,8 +13,7 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
-from training.health.errors import explain
-from training.health.nonfinite import NonFiniteError
+from training.health.errors import NonFiniteError, explain
 from training.main import build_parser, main, parse
 
 SHARD = "data/emoji/noto.tar"

@@ -19,7 +19,7 @@ from prolip.cli.main import main as prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
-from prolip.data.split import Split, held_out
+from prolip.data.split import Split
 from training.config import build_config, renewed
 from training.evaluate import open_validation
 from training.main import main, parse
@@ -85,7 +85,7 @@ def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tm
     assert caplog.text.count("images from column 'image', captions from column 'caption'") == 1  # it is read once
     assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == [1, 2, 3]
     found = json.loads((run / "eval.json").read_text())
-    held = sum(held_out(tables / f"{number}.png", 0.3) for number in range(40))
+    held = sum(Split(0.3).takes(tables / f"{number}.png") for number in range(40))
     assert 3 <= held <= 20 and found["held-out/t2i/queries"] == found["held-out/i2t/queries"] == held
     assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
 
@@ -98,7 +98,7 @@ def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(descri
     loader = SimpleNamespace(held_out=rows, noise=None, source=None)
     (task,) = open_validation(parse([*MINE, *words]), None, None, World(), loader).tasks
     found = list(task.samples())
-    expected = {f"{n % 2}/{n}.png": n % 2 for n in range(40) if held_out(folder / f"{n % 2}/{n}.png", 0.3)}
+    expected = {f"{n % 2}/{n}.png": n % 2 for n in range(40) if Split(0.3).takes(folder / f"{n % 2}/{n}.png")}
     assert {sample.key: sample.label for sample in found} == expected and len(found) == len(expected) > 3
     right = json.loads((run / "eval.json").read_text())["held-out/acc1"] * len(found)
     assert right == pytest.approx(round(right)) and (run / "best" / "best.json").exists()
@@ -121,15 +121,15 @@ def test_a_number_as_split_holds_a_share_out_of_every_test_set(tables):
     words = ["--train-data", "synthetic:8", "--val-data", f"csv:{tables}/a.csv", f"shards:{FOLDER}/noto.tar"]
     found = open_validation(parse([*MINE, *words, "--val-split", "0.3"]), None, None, World()).tasks
     assert [sum(1 for _ in task.samples()) for task in found] == [
-        sum(held_out(tables / f"{number}.png", 0.3) for number in range(40)),
-        sum(held_out(drawing.data, 0.3) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings),
+        sum(Split(0.3).takes(tables / f"{number}.png") for number in range(40)),
+        sum(Split(0.3).takes(drawing.data) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings),
     ]
 
 
 def test_shards_are_held_out_of_as_they_are_read(tmp_path):
     run = begin(tmp_path, "--train-data", f"emoji:{FOLDER}/noto.tar", "--caption-sampling", "name", "--split", "0.3")
     drawings = emoji.read([FOLDER / "noto.tar"]).drawings
-    held = sum(held_out(drawing.data, 0.3) for drawing in drawings)
+    held = sum(Split(0.3).takes(drawing.data) for drawing in drawings)
     assert json.loads((run / "eval.json").read_text())["held-out/i2t/queries"] == held > 0
 
 

@@ -7,7 +7,7 @@ import torch
 from training_runs import metrics, words
 
 from prolip.methods.base import CANDIDATES, RECALL, in_batch_recall
-from training.log import ChanceWatch
+from training.health.log import ChanceWatch
 from training.main import main
 
 

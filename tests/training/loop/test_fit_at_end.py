@@ -29,7 +29,7 @@ from training.main import main
 TRAINING = shlex.split(
     f"--method likelihood --bank 64 --centres 64 --train-data {SHARDS} --caption-sampling "
     "name:2,keywords,group --model ProLIP-ViT-test --precision fp32 --device cpu --warmup 1 --max-steps 2 "
-    "--log-every-n-steps 1 --no-report --fit-samples 120 --ema-decay 0.5"
+    "--log-every-n-steps 1 --no-report --ema-decay 0.5"
 )
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.health.nonfinite import LossMeter, NonFiniteError
-from training.log import RunLog, Stopwatch, progress_line
+from training.health.errors import LossMeter, NonFiniteError
+from training.health.log import RunLog, Stopwatch, progress_line
 from training.parallel import World
 
 WORLD = World()
@@ -62,7 +62,7 @@ def test_ignored_terms_that_are_infinite_stay_out_of_their_mean():
 
 def test_the_stopwatch_leaves_out_what_it_is_told_to_and_adds_what_was_before(monkeypatch):
     now = [50.0]
-    monkeypatch.setattr("training.log.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("training.health.log.time.perf_counter", lambda: now[0])
     watch = Stopwatch(before=1000.0)
     now[0], watch.samples, watch.waited = 150.0, 640, 8.0
     watch.pause(60.0)  # of the hundred seconds

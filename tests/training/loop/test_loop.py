@@ -15,7 +15,7 @@ from training_runs import batches, make, one_step, parameters
 from prolip.data.augment.affine import AugmentConfig, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
 from prolip.flops import count_flops
-from training.health.nonfinite import LossMeter, NonFiniteError
+from training.health.errors import LossMeter, NonFiniteError
 from training.loop import on_device, train
 from training.optim import gradient_norms, parameter_norms, params_by_tower
 

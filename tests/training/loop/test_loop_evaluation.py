@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from training_runs import make
 
-from training.log import Stopwatch
+from training.health.log import Stopwatch
 from training.loop import evaluate_when_due
 from training.state import Evaluated
 

@@ -8,7 +8,7 @@ from distributed_helpers import run_ranks
 from torch import nn
 
 from prolip.data.faults import SampleFault
-from training.health.nonfinite import LossMeter, NonFiniteError, NonFiniteGuard
+from training.health.errors import LossMeter, NonFiniteError, NonFiniteGuard
 from training.optim import gradient_norms
 from training.parallel import (
     StopConsensus,

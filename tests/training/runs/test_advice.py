@@ -13,7 +13,7 @@ from training_runs import words
 
 from training.checkpoint.files import list_steps
 from training.checkpoint.run_dir import write_status
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage
 from training.health.errors import explain
 from training.main import main
 

@@ -20,7 +20,7 @@ from drawings import SHARDS
 from forked import until
 from training.checkpoint.files import check_checkpoint, list_steps
 from training.checkpoint.run_dir import lock_run_dir
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage
 
 ROOT = Path(__file__).parents[3]
 WORDS = shlex.split(

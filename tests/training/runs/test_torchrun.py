@@ -137,7 +137,7 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
 SLOW_STORE = """
 import datetime, time
 import torch.distributed as dist
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage
 begin, write = dist.init_process_group, Storage.write
 
 def impatient(*args, **settings):

@@ -92,7 +92,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
 
 def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
     """What is left is reckoned by the steps of this process alone."""
-    monkeypatch.setattr("training.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
+    monkeypatch.setattr("training.health.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
     command = words(tmp_path, "run", "--max-steps", 4)
     assert stop_after(2, command) == EXIT_STOPPED
     assert main([*command, "--resume", "latest"]) == 0
