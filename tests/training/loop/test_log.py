@@ -117,11 +117,11 @@ def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):
         for step in steps:
             more = {"grad_norm": float("inf"), "faults": {"bad image": 1}} if step == 30 else {}
             log.metrics(step, {"loss": step + (resume_at or 0.0), **more})
-        log.metrics(20, {"i2t_r1": 0.5}, kind="eval")
+        log.metrics(steps[-1], {"i2t_r1": 0.5}, kind="eval")
         log.close()
     assert points(tmp_path)["train/loss"] == [(10, 10.0), (20, 30.0), (30, 40.0)]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["kind"], row["step"]) for row in rows] == [*(("train", n) for n in (10, 20, 30)), ("eval", 20)]
+    assert [(row["kind"], row["step"]) for row in rows] == [*(("train", n) for n in (10, 20, 30)), ("eval", 30)]
     assert rows[2]["grad_norm"] is None and rows[2]["faults"] == {"bad image": 1}
 
 
