@@ -46,10 +46,7 @@ ROWS = 4096
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):
-    """An estimator of classes of images by a model that knows what it does not know.
-
-    X is everywhere a list of pictures (paths, URLs, bytes, Pillow images), a Gaussian, or the array that `embed` gave.
-    """
+    """Classes of images X: a list of pictures (paths, URLs, bytes, Pillow images), a Gaussian, or what `embed` gave."""
 
     model: str | Embedder | None
     pretrained: str | None

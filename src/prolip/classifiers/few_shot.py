@@ -66,26 +66,28 @@ class FewShotClassifier(ImageClassifier):
         x = found.z.mean.double().numpy()
         if len(x) != len(y):
             raise ValueError(f"{len(x)} images and {len(y)} labels: give one of each")
-        self.texts_ = self._name_classes() if self.model is not None and self.text else None
+        self.texts_, known = None, self.classes_.tolist()
+        if self.model is not None and self.text:
+            given = base.named_classes(known if self.classes is None else self.classes)
+            for label in known:
+                if label not in given:
+                    raise ValueError(f"{base.unknown_label(label, list(given))} Or text=False: by its images alone")
+            if missing := ", ".join(repr(label) for label in given if label not in known):
+                remedy = "leave those classes out, or take a ZeroShotClassifier, which needs none"
+                raise ValueError(f"there is no image of {missing}: {remedy}")
+            self.texts_ = base.text_classes(self._embedder(), list(given.values()), self.templates)
         self.discriminant_ = fit_discriminant(x, labels, len(self.classes_))
         self.sharpness_ = self._weigh(found.z, x, labels)
         return self
 
-    def _name_classes(self) -> Gaussian:
-        """Gaussians of the classes' names. ValueError where a class has none, or a name no images."""
-        known = self.classes_.tolist()
-        given = base.named_classes(known if self.classes is None else self.classes)
-        for label in known:
-            if label not in given:
-                raise ValueError(f"{base.unknown_label(label, list(given))} Or text=False: by its images alone")
-        if missing := ", ".join(repr(label) for label in given if label not in known):
-            remedy = "leave those classes out, or take a ZeroShotClassifier, which needs none"
-            raise ValueError(f"there is no image of {missing}: {remedy}")
-        return base.text_classes(self._embedder(), list(given.values()), self.templates)
-
     def _weigh(self, z: Gaussian, x: np.ndarray, labels: np.ndarray) -> Sharpness:
         """The weights of names and shots by shots held out in turns; where none can be, names alone count."""
-        count, fold = len(self.classes_), folds(labels, self.seed)
+        count, random = len(self.classes_), np.random.default_rng(self.seed)
+        fold = np.full(len(labels), -1)  # the turn that holds an image out; -1: it is the only one of its class
+        for label in range(count):
+            rows = random.permutation(np.flatnonzero(labels == label))
+            if len(rows) > 1:
+                fold[rows] = np.arange(len(rows)) % min(FOLDS, len(rows))
         turns, held = range(fold.max() + 1), fold >= 0
         texts = [] if self.texts_ is None else [base.class_logits(self.score_, z, self.texts_)]
         for logits in texts:
@@ -125,10 +127,7 @@ class Discriminant(NamedTuple):
 
 
 def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
-    """Features (N, D) of `classes` equally frequent classes, labels (N,) below that, an image or more of each.
-
-    S: covariance within classes, shrunk by Ledoit and Wolf's share (2004); that of all images where no class has two.
-    """
+    """Features (N, D) of equally frequent classes, labels (N,); S: within classes, shrunk (Ledoit and Wolf, 2004)."""
     x = np.asarray(x, np.float64)
     mean = np.stack([x[labels == c].mean(0) for c in range(classes)])
     apart, freedom = x - mean[labels], len(x) - classes
@@ -139,13 +138,3 @@ def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discrim
     covariance[np.diag_indices_from(covariance)] += RIDGE * level if level > 0 else 1.0
     weight = np.linalg.solve(covariance, mean.T).T
     return Discriminant(weight, -0.5 * (weight * mean).sum(1))
-
-
-def folds(labels: np.ndarray, seed: int) -> np.ndarray:
-    """A turn below FOLDS of each image, (N,), that leaves an image of its class in every other; -1: is the only one."""
-    random, turn = np.random.default_rng(seed), np.full(len(labels), -1)
-    for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        if len(rows) > 1:
-            turn[rows] = np.arange(len(rows)) % min(FOLDS, len(rows))
-    return turn

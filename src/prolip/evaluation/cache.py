@@ -1,8 +1,4 @@
-"""Embeddings in a folder of safetensors files, with checksums; a damaged file is reported and computed again.
-
-images/NAME-KEY (Gaussians, evidence, labels, groups, keys, captions), texts/KEY, and tasks/NAME-KEY.json: which of them
-make a task, with its classes. KEY is of the data, the model and the precision.
-"""
+"""Embeddings in a folder: images/NAME-KEY and texts/KEY.safetensors with checksums, and tasks/NAME-KEY.json."""
 
 from __future__ import annotations
 

@@ -131,11 +131,7 @@ def embed_share(
 
 # --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
-    """The embedded samples as tensors and JSON values; reader: the model's.
-
-    DamagedData for missing samples, fields of some samples only, and samples left out where relevant pairs count
-    captions.
-    """
+    """The embedded samples as tensors and JSON values; reader: the model's. DamagedData for what does not fit."""
     damaged, counter, source = {}, dataset.damage, dataset.source
     if counter is not None and counter.kinds:
         damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}

@@ -1,8 +1,4 @@
-"""Evaluate models on data sets: embeddings, then metrics, intervals and a study of uncertainty by any score.
-
-Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one. `info["too_small_for"]` names
-metrics that a set is too small for, as R@10 among nine images is always 1.
-"""
+"""Evaluate models on data sets: embeddings, then metrics, intervals and a study of uncertainty by any score."""
 
 from __future__ import annotations
 
@@ -152,10 +148,7 @@ def embed_datasets(
     pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
-    """The features of each data set in turn; prompts that do not fit one are a ValueError before the first is embedded.
-
-    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`.
-    """
+    """The features of each data set in turn; pool: images that prompts are fitted to for all sets, by a rule for it."""
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
     for dataset in datasets:
@@ -174,15 +167,19 @@ def evaluate_all(
     output: str | Path | None = None,
     **shown: Any,
 ) -> list[TaskResult]:
-    """A result for each data set and similarity, in this order.
+    """A result for each data set and similarity; with draws, results of one data set are compared to its first.
 
-    instances: COCO's file of this name, for PMRP. plots: a folder for the figures of studies. output: a JSON file,
-    written after each data set. shown: of `evaluate_dataset`; with draws, results of one data set are compared to its
-    first.
+    instances: COCO's file of this name, for PMRP. plots: a folder. output: a JSON file, written after each data set.
+    shown: of `evaluate_dataset`.
     """
     results, drawn, draws = list[TaskResult](), set[str](), shown.get("draws", 0)
     for found in features:
-        categories, card = categories_of(found, instances), found.model
+        categories, card, image_ids = None, found.model, found.dataset.info.get("image_ids")
+        if instances is not None and image_ids is not None:
+            try:
+                categories = coco.category_labels(instances, image_ids)  # (N, 80)
+            except ValueError as error:
+                log.warning("%s has no PMRP: %s", found.dataset.name, error)
         for similarity in similarities:
             result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
@@ -209,18 +206,6 @@ def evaluate_all(
             with replacing(Path(output)) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     return results
-
-
-def categories_of(features: Features, instances: str | None) -> Tensor | None:
-    """The categories of each image of COCO, (N, 80); None where the file does not list these images, logged."""
-    image_ids = features.dataset.info.get("image_ids")
-    if instances is None or image_ids is None:
-        return None
-    try:
-        return coco.category_labels(instances, image_ids)
-    except ValueError as error:
-        log.warning("%s has no PMRP: %s", features.dataset.name, error)
-        return None
 
 
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:

@@ -62,10 +62,7 @@ def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By de
 
 @styled
 def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", log_odds: bool = False) -> Figure:
-    """How often a prediction came true against the probability given, with 95% (Wilson) intervals; below, how many.
-
-    log_odds: both axes in log odds, for probabilities that are mostly tiny; bins without log odds are left out.
-    """
+    """How often a prediction came true against its probability, with 95% (Wilson) intervals; below, how many."""
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
     span = np.array([0.0, 1.0])

@@ -1,7 +1,4 @@
-"""Prompts of a data set's classes that images choose or weigh, and what they may be used on.
-
-The papers (PCME++ C.6, ProLIP's BPRW) fit them to the images that are scored. Here each half is scored by the other's.
-"""
+"""Prompts of a data set's classes that images choose or weigh: each half of the images is scored by the other's."""
 
 from __future__ import annotations
 
@@ -55,10 +52,9 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
 def fit_prompts(
     dataset: Dataset, embedder: Embedder, settings: Reweighing, templates: Sequence[str] = (), **options: Any
 ) -> PromptWeights:
-    """The weights of all prompts of a data set's classes by its images, see `bprw.reweigh`.
+    """The weights of prompts (default: the data set's) of all classes by its images; options: of `compute_features`.
 
-    templates: prompts, default the data set's own; options: as of `compute_features`. ValueError for data
-    without classes, a model of points, and shots of images without labels.
+    ValueError for data without classes, a model of points, and shots of images without labels.
     """
     check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
     templates = tuple(map(in_braces, templates or dataset.templates))

@@ -1,7 +1,4 @@
-"""One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores.
-
-Results travel on a group of the caller's choice: over gloo with a long time-out, as reading may take long.
-"""
+"""One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
 ) -> TaskResult | None:
     """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
 
-    Every rank opens the same data set and has the same weights; seen: called on the first rank with the features.
+    group: over gloo with a long time-out, as reading may take long; seen: called on the first rank with the features.
     TaskLost on all ranks where data cannot be read or do not fit the device on any.
     """
     embedder.scored_by(similarity)

@@ -1,7 +1,4 @@
-"""How well scores tell what is a kind of what: AUC against each sort of negative, with intervals over concepts.
-
-A draw takes as many concepts as there are, with replacement; a pair counts as often as those of its inner were drawn.
-"""
+"""How well scores tell what is a kind of what: AUC against each sort of negative, with intervals over concepts."""
 
 from __future__ import annotations
 
@@ -112,10 +109,7 @@ def scores_of_rows(score: KindScore, a: Items, rows: np.ndarray, b: Items, other
 
 
 def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> Statistic:
-    """AUC of positive (P,) against negative (P,), as a function of how often each concept was drawn; shares: (P, K).
-
-    A pair without a negative (NaN) counts on neither side. NaN for a draw without pairs.
-    """
+    """AUC of positive (P,) against negative (P,), NaN: none, by how often each concept was drawn; shares: (P, K)."""
     kept = np.flatnonzero(~np.isnan(negative))
     spread, size = shares[kept].astype(np.float64), shares.shape[1]
     scores = np.concatenate([positive[kept], negative[kept]])

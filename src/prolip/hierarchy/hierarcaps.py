@@ -1,8 +1,4 @@
-"""HierarCaps (Alper and Averbuch-Elor, ECCV 2024): captions of COCO images at several levels, by two protocols.
-
-The CSV has `id,captions,image_url`, captions general to specific joined by `=>`. The protocols measure different things
-under like names: `paper/...` is ProLIP's, `benchmark/...` the benchmark's own.
-"""
+"""HierarCaps (Alper and Averbuch-Elor, ECCV 2024): metrics by ProLIP's protocol (`paper/...`) and by its own."""
 
 from __future__ import annotations
 
@@ -32,16 +28,10 @@ WANTED = "give HierarCaps' CSV with the columns id,captions,image_url, such as h
 
 @dataclass(frozen=True)
 class HierarCaps:
-    """N rows: ids; chains: the L captions of each, general to specific; images: names of files."""
+    """N rows: chains: the L captions of each, general to specific; images: names of files."""
 
-    ids: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
     images: tuple[str, ...]
-
-    @property
-    def levels(self) -> int:
-        """L, captions of a row."""
-        return len(self.chains[0])
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -74,7 +64,7 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
-    found: list[tuple[str, tuple[str, ...], str]] = []
+    found: list[tuple[tuple[str, ...], str]] = []
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             rows = csv.DictReader(file, strict=True)
@@ -88,15 +78,14 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
                     what = f"captions {row['captions']!r} of image {row['image_url']!r}"
                     wanted = f"two levels or more joined by {ARROW}, none of them empty, and the image's URL"
                     raise ValueError(f"{where}: {what}: want {wanted}")
-                found.append((row["id"], chain, name))
-                if len(chain) != len(found[0][1]):
-                    raise ValueError(f"{where}: {len(chain)} levels, and {len(found[0][1])} in the first row")
+                found.append((chain, name))
+                if len(chain) != len(found[0][0]):
+                    raise ValueError(f"{where}: {len(chain)} levels, and {len(found[0][0])} in the first row")
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is no CSV in UTF-8 ({error}): {WANTED}") from error
     if not found:
         raise ValueError(f"{path} has no row: {WANTED}")
-    ids, chains, images = zip(*found)
-    return HierarCaps(ids, chains, images)
+    return HierarCaps(*zip(*found))
 
 
 def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
@@ -141,12 +130,15 @@ def benchmark_metrics(
         precision.append(len(seen & truth) / len(seen))
         recall.append(np.mean([bool(seen & set(level)) for level in own.T.tolist()]))
     radii = radius.numpy()[data.rows]
-    order, levels = np.argsort(radii, axis=1, kind="stable"), np.arange(data.levels)  # of equal radii the more general
+    order, levels = (
+        np.argsort(radii, axis=1, kind="stable"),
+        np.arange(radii.shape[1]),
+    )  # of equal radii the more general
     taus = [kendalltau(row, levels).statistic for row in order]
     means: dict[str, Sequence[Any]] = {"precision": precision, "recall": recall, "d_corr": taus}
     out = {f"benchmark/{name}": float(np.mean(values)) for name, values in means.items()}
     if not bool(text.log_var.isneginf().any()):
-        general, specific = np.triu_indices(data.levels, 1)
+        general, specific = np.triu_indices(len(levels), 1)
         trace = text.trace.numpy()[data.rows]
         out["benchmark/d_corr_trace"] = float(np.sign(trace[:, general] - trace[:, specific]).mean())
     return out

@@ -1,8 +1,4 @@
-"""HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments.
-
-FOLDER/ID/level0.png is the largest segment on a blank canvas, level1.png with the second pasted, level3.jpg the
-original.
-"""
+"""HierarImgs, ProLIP B.3: FOLDER/ID/level0.png to level2.png, segments pasted one by one, and the original image."""
 
 from __future__ import annotations
 
@@ -65,10 +61,7 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
 
 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """A segmentation of COCO as pixels, (height, width) bool, by pycocotools, which the annotations were made with.
-
-    A list of polygons, or run lengths {"counts", "size"} as a list or as COCO's text of them. ValueError for others.
-    """
+    """Polygons, or run lengths {"counts", "size"}, of COCO as pixels, (height, width) bool. ValueError for others."""
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
         counts, given = segmentation["counts"], list(segmentation.get("size", size))
@@ -82,29 +75,22 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
             raise ValueError(f"run lengths {shown(counts)} of size {given} do not cover an image of {encoded['size']}")
         encoded = encoded if isinstance(counts, str) else mask.frPyObjects(encoded, height, width)
     elif isinstance(segmentation, list) and segmentation:
-        encoded = mask.merge(mask.frPyObjects([polygon_of(one, size) for one in segmentation], height, width))
+        polygons = [np.array(one) for one in segmentation]
+        for x in polygons:  # pycocotools writes beyond its memory for points far from the image
+            fits = x.ndim == 1 and x.dtype.kind in "iuf" and len(x) > 5 and len(x) % 2 == 0
+            if not fits or not (np.abs(x) <= 2 * max(size)).all():
+                wanted = "a list [x0, y0, ...] of three points or more near the image"
+                raise ValueError(f"a polygon is {wanted}, got {shown(x.tolist())}")
+        encoded = mask.merge(mask.frPyObjects([x.astype(float).tolist() for x in polygons], height, width))
     else:
         raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
     return mask.decode(encoded).astype(bool)
 
 
-def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
-    """[x0, y0, x1, ...]. ValueError for others, and points far out, where pycocotools writes beyond its memory."""
-    x = np.array(numbers)
-    if x.ndim != 1 or x.dtype.kind not in "iuf" or len(x) < 6 or len(x) % 2 or not (np.abs(x) <= 2 * max(size)).all():
-        wanted = "a list [x0, y0, ...] of three points or more near the image"
-        raise ValueError(f"a polygon is {wanted}, got {shown(numbers)}")
-    return x.astype(float).tolist()
-
-
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of all chosen images, or the first `most`, in the place of a former build; returns their number.
-
-    FileNotFoundError for an image that is not there, ValueError where none can be chosen, and for a folder of other
-    files.
-    """
+    """Write the levels of the chosen images, `most` at most, in the place of a former build; returns how many."""
     check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
     if not chosen:

@@ -47,10 +47,7 @@ class LevelTraces(NamedTuple):
 
 
 def inclusion_of_levels(levels: Sequence[Gaussian]) -> list[Inclusion]:
-    """H(original in level i) for every level but the last, which is the original: L Gaussians (N, D).
-
-    H is log_inclusion(original, i) - log_inclusion(i, original) at eps = 0. ValueError for one level, and for points.
-    """
+    """H(original in level i) at eps = 0 for every level but the last, the original: L Gaussians (N, D)."""
     if len(levels) < 2:
         raise ValueError(f"{len(levels)} levels: give two or more, the original last")
     if any(bool(z.log_var.isneginf().any()) for z in levels):

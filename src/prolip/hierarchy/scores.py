@@ -71,10 +71,9 @@ def seen(a: Items, b: Items) -> Tensor:
 
 
 def seen_trace(a: Items, b: Items) -> Tensor:
-    """Ours: a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS).
+    """Ours: a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS), eta = trace / unit in nats.
 
-    B has to fit A's images, and to leave more open: eta, in nats, is trace / unit, log n where a text fits n images.
-    The second term refuses a narrower B and does not reward a far wider one.
+    B has to fit A's images, and to leave more open: a narrower B is refused, a far wider one is not rewarded.
     """
     return seen(a, b) + F.logsigmoid((b.nats - a.nats) / NATS)
 

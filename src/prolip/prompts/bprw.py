@@ -80,8 +80,8 @@ def reweigh(  # noqa: PLR0913 (what decides the weights)
 ) -> Fit:
     """Fit the weights of the prompts (C, T, D) of every class to images (N, D), which may not be scored by them.
 
-    keys: of the images, by which shots are drawn; labels: (N,) classes or multi-hot (N, C), for shots; score: of the
-    nearest images, without shots. A class without an image gets the weights of the prior.
+    keys: of the images, by which shots are drawn; labels: (N,) or multi-hot (N, C), for shots; score: of the nearest
+    ones.
     """
     check_embeddings(image, "image", prompts.mean.shape[-1])
     if not settings.shots:

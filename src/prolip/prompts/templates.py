@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.embedder import embed_texts, encode
-from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
+from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights
 
@@ -105,7 +105,7 @@ def class_prompts(classes: Sequence[str | Sequence[str]], templates: Sequence[Te
     of the name, as OpenCLIP's. ValueError without classes, names, templates or a place for the name.
     """
     names = [[given] if isinstance(given, str) else given for given in classes]
-    if not names or not all(names) or not templates or isinstance(templates, str):
+    if not names or not all(names) or not templates or str in (type(classes), type(templates)):
         what = f"{len(names)} classes and the prompts {templates!r}"
         raise ValueError(f"{what}: give at least one class, one name of each, and a list with one prompt or more")
     for way in templates:
@@ -117,22 +117,6 @@ def class_prompts(classes: Sequence[str | Sequence[str]], templates: Sequence[Te
         for name in own
     ]
     return [text for texts in filled for text in texts], [len(own) * len(templates) for own in names]
-
-
-def class_gaussians(
-    model: nn.Module,
-    tokenizer: Callable,
-    classes: Sequence[str | Sequence[str]],
-    templates: Sequence[Template],
-    device: torch.device | str = "cpu",
-    batch_size: int = 512,
-    progress: bool = False,
-) -> Gaussian:
-    """Every class as the `mixture` of its `class_prompts`: (C, D), ProLIP 4.2."""
-    prompts, counts = class_prompts(classes, templates)
-    texts = tqdm(prompts, desc="texts", unit="", disable=not progress)
-    z = embed_texts(partial(encode, model, "text", device, "fp32"), tokenizer, texts, batch_size)
-    return mix_groups(z, counts)
 
 
 def mix_groups(z: Gaussian, counts: Sequence[int], weigh: Weigh | None = None, first: int = 0) -> Gaussian:
@@ -164,7 +148,7 @@ def mix_prompts(
 def build_zero_shot_classifier(
     model: nn.Module,
     tokenizer: Callable,
-    classnames: Sequence[str],
+    classnames: Sequence[str | Sequence[str]],
     templates: Sequence[Template],
     num_classes_per_batch: int | None = 10,
     device: str | torch.device = "cpu",
@@ -172,9 +156,11 @@ def build_zero_shot_classifier(
 ) -> Gaussian:
     """Every class as the mixture of its prompts: Gaussians (C, D) on `device`, where OpenCLIP gives a matrix (D, C).
 
-    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
+    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's; a class may
+    have several names.
     """
-    if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
-        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names: `class_gaussians` takes synonyms")
-    batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
-    return class_gaussians(model, tokenizer, classnames, templates, device, batch, use_tqdm).to(device)
+    prompts, counts = class_prompts(classnames, templates)
+    batch = (num_classes_per_batch or len(classnames)) * len(templates)
+    texts = tqdm(prompts, desc="texts", unit="", disable=not use_tqdm)
+    z = embed_texts(partial(encode, model, "text", device, "fp32"), tokenizer, texts, batch)
+    return mix_groups(z, counts).to(device)

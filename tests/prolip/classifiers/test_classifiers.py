@@ -13,7 +13,7 @@ from scipy.special import softmax
 from scipy.stats import binom
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
@@ -123,18 +123,16 @@ def test_they_are_cloned_searched_and_pickled_like_any_estimator(small, small_mo
     pictures, _, styles = drawings
     found = FewShotClassifier(small_model, text=False)
     rows = found.embed(pictures)
-    by_object = FewShotClassifier(small, text=False)
-    assert cross_val_score(by_object, rows, styles, cv=3).mean() > 0.65
-    search = GridSearchCV(by_object, {"seed": [0, 1]}, cv=2).fit(rows, styles)
-    assert search.best_params_["seed"] in (0, 1)
+    search = GridSearchCV(FewShotClassifier(small, text=False), {"seed": [0, 1]}, cv=2).fit(rows, styles)
+    assert search.best_params_["seed"] in (0, 1) and search.best_score_ > 0.65
     again = pickle.loads(pickle.dumps(found.fit(rows, styles)))
     assert "_loaded" not in vars(again)
     np.testing.assert_array_equal(again.predict_proba(rows[:3]), found.predict_proba(rows[:3]))
-    copy = clone(ZeroShotClassifier(small_model, NAMES, "simple"))
-    assert copy.get_params()["templates"] == "simple" and copy.set_params(templates="{}").templates == "{}"
-    assert "model=" in repr(copy)
+    copied = clone(ZeroShotClassifier(small_model, NAMES, "simple"))
+    assert copied.get_params()["templates"] == "simple" and "model=" in repr(copied)
+    assert copy.deepcopy(ZeroShotClassifier(small, NAMES)).model is small
     with pytest.raises(NotFittedError):
-        copy.predict(rows)
+        copied.predict(rows)
 
 
 def points(n, seed):
@@ -239,8 +237,7 @@ def test_bad_input_is_refused_in_words(small, drawings):
             use()
 
 
-def test_a_new_fit_forgets_the_calibration_of_risk(eyes):
-    """Also with other classes, and also where it fails."""
+def test_a_new_fit_forgets_the_calibration_of_risk_also_where_it_fails(eyes):
     z, labels = points(300, 0)
     texts = {0: "0", 1: "1", 2: "2"}
     few = FewShotClassifier(eyes, classes=texts)
@@ -250,11 +247,7 @@ def test_a_new_fit_forgets_the_calibration_of_risk(eyes):
         found.fit(z, labels)
         with pytest.raises(ValueError, match="calibrate_risk"):
             found.predict(z, risk=0.5)
-        assert not [name for name in vars(found) if name.startswith("risk_")]
-    found = ZeroShotClassifier(eyes, texts).fit().calibrate_risk(z, labels)
-    with pytest.raises(ValueError, match="calibrate_risk"):
-        found.set_params(classes=["0", "1"]).fit().predict(z, risk=0.5)
-    few.fit(z, labels).calibrate_risk(z, labels)
+    few.calibrate_risk(z, labels)
     with pytest.raises(ValueError, match="one class"):
         few.fit(z, np.zeros(len(labels)))
     with pytest.raises(NotFittedError):
@@ -305,33 +298,6 @@ def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict_proba(rows), found.predict_proba(rows))
 
 
-def test_a_classifier_with_an_embedder_is_pickled_with_its_weights(small, drawings, tmp_path):
-    for embedder in (small, Embedder.load(*openclip_model(tmp_path))):
-        found = ZeroShotClassifier(embedder, NAMES).fit()
-        again = pickle.loads(pickle.dumps(found))
-        assert again.model is not embedder
-        np.testing.assert_array_equal(again.predict_proba(drawings[0][:3]), found.predict_proba(drawings[0][:3]))
-        assert copy.deepcopy(found).model is embedder
-
-
-def test_gaussians_that_are_none_get_no_answer(eyes):
-    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
-    few = FewShotClassifier(eyes, classes=found.classes)
-    one = torch.eye(2, 8)
-    for mean, log_var, words in (
-        (one, torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), "1 of 2 rows, first in row 1"),
-        (one * -torch.inf, torch.zeros(2, 8), "2 of 2 rows"),
-        (one, torch.zeros(3, 8), "differ"),
-        (torch.zeros(8), torch.zeros(8), r"expected \(N, D\)"),
-        (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), "float tensor"),
-    ):
-        fits = [lambda x: found.fit(x, [0, 1]), lambda x: few.fit(x, [0, 1])]
-        for use in (found.predict, found.confidence, lambda x: found.calibrate_risk(x, [0, 1]), *fits):
-            with pytest.raises((ValueError, TypeError), match=words):
-                use(Gaussian(mean, log_var))
-            found.fit()
-
-
 def test_a_diverged_model_gives_no_answer(small, drawings):
     def diverged(batch):
         return Gaussian(*torch.full((2, len(batch), 192), NAN))
@@ -347,14 +313,9 @@ def test_a_diverged_model_gives_no_answer(small, drawings):
 def test_labels_of_another_type_do_not_calibrate(eyes):
     z, labels = points(40, 0)
     found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
-    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels), [*labels[:39].tolist(), "1"]):
+    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels)):
         with pytest.raises(ValueError, match="give labels of their type"):
             found.calibrate_risk(z, np.array(bad, dtype=object))
-    named = ZeroShotClassifier(eyes, ["0", "1", "2"]).fit()
-    with pytest.raises(ValueError, match="give labels of their type"):
-        named.calibrate_risk(z, labels)
-    with pytest.raises(ValueError, match="40 images and 39 labels"):
-        named.calibrate_risk(z, ["no class"] * 39)
     assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
 
 

@@ -18,7 +18,6 @@ import prolip
 from prolip import embedder as evaluated
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.loading import model_fingerprint
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
@@ -94,26 +93,6 @@ def test_the_fingerprint_follows_weights_and_every_setting(folder, ours, theirs,
     assert Embedder.load("ViT-mini", weights).fingerprint == theirs.fingerprint
 
 
-def test_the_fingerprint_follows_each_part_by_itself():
-    class Masked(torch.nn.Linear):
-        def __init__(self, mask):
-            super().__init__(1, 1)
-            torch.nn.init.ones_(self.weight), torch.nn.init.zeros_(self.bias)
-            self.register_buffer("mask", torch.tensor(mask), persistent=False)
-
-    def mark(mask=1.0, pixels=1.0, token=1):
-        return model_fingerprint(Masked(mask), lambda _: torch.tensor(pixels), lambda _: torch.tensor(token))
-
-    assert mark() == mark()
-    assert len({mark(), mark(mask=2.0), mark(pixels=2.0), mark(token=2)}) == 4
-
-
-def test_random_weights_are_asked_for_by_name_and_always_the_same():
-    before = torch.random.get_rng_state()
-    one, two = Embedder.load("ProLIP-ViT-test", "random"), Embedder.load("ProLIP-ViT-test", "random")
-    assert one.fingerprint == two.fingerprint and torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
     model = open_clip.create_model("ViT-mini", theirs.name.removeprefix("ViT-mini:"))
     config = {"model_cfg": mini.TINY_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
@@ -156,21 +135,6 @@ def test_weights_precisions_and_devices_that_are_none_are_refused(tmp_path, thei
             Embedder.load(*given, **options)
 
 
-def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
-    source = tmp_path / "source"
-    other = mini.small_prolip(source, seed=1)
-    (tmp_path / "config.json").write_text((source / "config.json").read_text())
-    bare = f"local-dir:{tmp_path}"
-    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    for pretrained in (str(source), f"local-dir:{source}"):
-        got = Embedder.load(bare, pretrained).encode_image(pixels)
-        torch.testing.assert_close(got.mean, other.encode_image(pixels).mean)
-    untrained = Embedder.load(bare, "random").encode_image(pixels)
-    assert not torch.allclose(untrained.mean, other.encode_image(pixels).mean, atol=0.1)
-    with pytest.raises(FileNotFoundError, match="weights"):
-        Embedder.load(bare)
-
-
 def test_images_are_streamed_in_order_with_their_novelty_and_lost_ones_are_named(ours, tmp_path):
     colours = ["red", "green", "blue", "white", "black"]
     paths = [tmp_path / f"{colour}.png" for colour in colours]
@@ -194,12 +158,6 @@ def test_images_are_streamed_in_order_with_their_novelty_and_lost_ones_are_named
         ours.embed_images(paths)
     with pytest.raises(ValueError, match="no image to embed"):
         ours.embed_images([])
-
-
-def test_old_names_say_what_to_write():
-    for module in ("prolip.loading", "prolip.evaluation"):
-        with pytest.raises(ImportError, match="load_embedder is now prolip.Embedder.load"):
-            exec(f"from {module} import load_embedder")
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -255,11 +213,6 @@ def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
     with pytest.raises(RuntimeError), evaluated.evaluating(model, "cpu"):
         raise RuntimeError
     assert model.drop.training
-
-
-def test_autocast_runs_in_bf16_and_returns_float32(model):
-    got = embed_images(model, torch.randn(2, 3, 2, 2), lambda x: x, precision="amp_bf16")
-    assert model.seen == [torch.bfloat16] and got.mean.dtype == got.log_var.dtype == torch.float32
 
 
 def test_token_lengths_leave_out_the_padding_only():

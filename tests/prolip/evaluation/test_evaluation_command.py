@@ -2,20 +2,12 @@
 
 import json
 import shutil
-from pathlib import Path
 
-import dense_ranking
 import miniatures as mini
 import pytest
-import torch
 from commands import evaluate
-from embedding import similarity_scores
 
 from prolip import loading
-from prolip.evaluation.cache import FeatureStore
-from prolip.evaluation.embed import load_features
-from prolip.evaluation.metrics import ranking as metrics
-from prolip.utils import outputs
 
 
 @pytest.fixture(scope="module")
@@ -74,33 +66,6 @@ def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, mod
     assert 0 <= many["refusal/image/aurc_oracle"] <= many["refusal/image/aurc"] <= 1
 
 
-def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, capsys):
-    annotations, images = mini.karpathy(tmp_path / "coco")
-    records = [r for r in json.loads(annotations.read_text())["images"] if r["split"] == "test"]
-    shown = [(record["cocoid"], 1 + place % 2) for place, record in enumerate(records)]
-    instances = tmp_path / "instances_val2014.json"
-    annotated = [{"image_id": key, "category_id": category} for key, category in shown]
-    lists = {"categories": [{"id": 1}, {"id": 2}], "images": [{"id": key} for key, _ in shown]}
-    instances.write_text(json.dumps(lists | {"annotations": annotated}))
-    kept = ["--save-features", str(tmp_path / "kept")]
-    evaluate(["--model", model, "--data", f"coco:{annotations},{images}", "--data", sets[1], *kept])
-    assert "PMRP" not in capsys.readouterr().out
-    found = evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])
-    (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
-    scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
-    matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
-    both = (scores, matches), (scores.T, matches.T)
-    at_0 = [metrics.summarise(dense_ranking.rank(*pair))["R-Precision"] for pair in both]
-    (coco,) = [result.metrics for result in found if result.key.startswith("coco")]
-    for way, value in zip(("i2t", "t2i"), at_0):
-        assert coco[f"{way}/PMRP@0"] == pytest.approx(value) and coco[f"{way}/PMRP@2"] == 1
-        assert coco[f"{way}/PMRP"] == pytest.approx((coco[f"{way}/PMRP@1"] + value + 1) / 3)
-    assert coco["i2t/queries"] == 6 and len([result for result in found if "i2t/PMRP" in result.metrics]) == 1
-    assert "i2t/PMRP" in capsys.readouterr().out
-    instances.write_text(json.dumps({"categories": [], "images": [], "annotations": []}))
-    assert "i2t/PMRP" not in evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
-
-
 def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
     folder = mini.wds_classification(tmp_path / "wds_cut")
     shard = folder / "test" / "0.tar"
@@ -150,30 +115,12 @@ def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_pat
     good = ["--model", model, "--data", sets[0]]
     for flags, message in (
         (["--output", str(tmp_path)], "is a folder: give a file"),
-        (["--output", str(tmp_path / "file" / "a" / "b.json")], "file is a file: give another path"),
         (["--save-features", str(tmp_path / "file")], "is a file: give a folder"),
         (["--plots", "--output", str(tmp_path / "there" / "out.json")], "plots is a file: give a folder"),
     ):
         with pytest.raises(SystemExit) as stop:
             evaluate([*good, *flags])
         assert stop.value.code == 2 and message in capsys.readouterr().err
-    monkeypatch.setattr(outputs.os, "access", lambda *_: False)
-    with pytest.raises(SystemExit):
-        evaluate([*good, "--output", str(tmp_path / "new" / "out.json")])
-    assert "you may not write to" in capsys.readouterr().err and not (tmp_path / "new").exists()
-
-
-def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(SystemExit) as stop:
-        evaluate(["--model", model, "--data", sets[0], "--output", str(tmp_path / "out.json")])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
-    assert said.startswith(f"error: [Errno 28] {tmp_path / 'out.json'} was not written")
-    assert "was not written (No space left on device): make room on its disk, or give another place" in said
 
 
 @pytest.mark.parametrize(
@@ -186,9 +133,7 @@ def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
         (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
         (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
         (["--features", "/nowhere"], "no features in /nowhere"),
-        (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
         (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
-        (["--model", "MODEL", "--data", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
         (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
         (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
     ],

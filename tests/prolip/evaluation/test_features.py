@@ -25,7 +25,7 @@ from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.ranks import features_over_ranks
 from prolip.gaussian import Gaussian
-from prolip.prompts.templates import class_gaussians, class_prompts
+from prolip.prompts.templates import build_zero_shot_classifier, class_prompts
 from prolip.uncertainty.doubt import Evidence
 
 
@@ -89,6 +89,8 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
     with pytest.raises(DamagedData, match="sample 's0000004' of .*wds: bad image: "):
         features.image_features(replace(whole, samples=samples), ours)
     store = FeatureStore(tmp_path / "store")
+    with pytest.raises(FileNotFoundError, match="no features in .*--save-features"):
+        list(features.load_features(store))
     counting = replace(whole, samples=samples, damage=FaultCounter())
     for _ in range(2):  # counts are those of one pass
         found = compute_features(counting, ours, store)
@@ -134,24 +136,12 @@ def test_samples_that_do_not_fit_together_are_refused(ours, samples, options, me
 def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     templates = [template.replace("{c}", "{}") for template in mini.TEMPLATES]
     model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
-    wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
+    wanted = build_zero_shot_classifier(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
         monkeypatch.setattr("prolip.prompts.templates.PROMPTS", prompts)
         got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
-
-
-def test_texts_are_embedded_once_by_content(ours):
-    counted, store = Counted(ours), FeatureStore()
-    one = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
-    again = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
-    assert same(again, one) and counted.texts == 1
-    features.stored_texts(*class_prompts(["y", "x"], ["{c}"]), counted.embedder, store)
-    features.stored_texts(*class_prompts(["x", "y"], ["a {c}"]), counted.embedder, store)
-    assert counted.texts == 3
-    alone, mixed = (features.stored_texts(["a x", "x b"], counts, ours, store) for counts in (None, [2]))
-    assert (len(alone.mean), len(mixed.mean)) == (2, 1)
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
@@ -280,12 +270,3 @@ def test_a_full_disk_is_an_error_of_the_system_and_none_of_safetensors(tmp_path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
-
-
-def test_a_folder_without_features_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no features in .*--save-features"):
-        list(features.load_features(FeatureStore(tmp_path)))
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "a.json").write_text('{"format": "of tomorrow"}')
-    with pytest.raises(ValueError, match="describes no task .*'of tomorrow'"):
-        list(features.load_features(FeatureStore(tmp_path)))

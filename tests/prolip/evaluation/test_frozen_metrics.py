@@ -28,18 +28,7 @@ import prolip
 
 FROZEN = Path(__file__).parents[2] / "fixtures/frozen"
 SOURCE = Path(__file__).parents[3] / "src"
-SCORES = (
-    "csd",
-    "mean",
-    "wasserstein2",
-    "match_probability",
-    "kl",
-    "js",
-    "elk",
-    "bhattacharyya",
-    "log_inclusion",
-    "inclusion_test",
-)
+SCORES = "csd mean wasserstein2 match_probability kl js elk bhattacharyya log_inclusion inclusion_test".split()  # noqa: SIM905
 #: Measures that are the first two.
 SYNONYMS = ("csd_similarity", "mean_cosine")
 METHODS = ("openclip", "likelihood", "pcme", "pcmepp", "vacsr", "siglip")
@@ -84,18 +73,8 @@ def scores() -> Values:
 
 def uncertainty() -> Values:
     """Refusal, calibration and intervals of every kind of test set by the model's own score; base and novel classes."""
-    out, _ = before.command(
-        "eval",
-        "tasks",
-        "--features",
-        "features/fitted",
-        "--uncertainty",
-        "--intervals",
-        "25",
-        "--confusion",
-        "--output",
-        "out.json",
-    )
+    words = "--features features/fitted --uncertainty --intervals 25 --confusion --output out.json"
+    out, _ = before.command("eval", "tasks", *words.split())
     found = results(Path("out.json"))
     harmonic = [line for line in out.splitlines() if " base " in line and " novel " in line]
     return found | {"harmonic means": {str(row): before.numbers(line) for row, line in enumerate(harmonic)}}
@@ -115,20 +94,10 @@ def methods() -> Values:
 def coco() -> Values:
     """COCO 5K and 1K, CxC, ECCV Caption and PMRP; in a process of its own, where labels of the package are ours."""
     folder = frozen_sets.write_labels(Path("labels"))
-    words = [
-        "--features",
-        "features/coco5k",
-        "--instances",
-        f"{folder}/instances.json",
-        "--output",
-        "out.json",
-        "--similarity",
-        "csd",
-        "mean",
-        "--uncertainty",
-    ]
+    words = f"--features features/coco5k --instances {folder}/instances.json --output out.json"
     path = os.pathsep.join([str(folder.resolve()), str(SOURCE)])
-    command = [sys.executable, "-m", "prolip", "eval", "tasks", *words]
+    how = "--similarity csd mean --uncertainty"
+    command = [sys.executable, "-m", "prolip", "eval", "tasks", *words.split(), *how.split()]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
     return results(Path("out.json"))
 
@@ -142,20 +111,10 @@ def prompts() -> Values:
     rules = ("best", "bprw", "bprw:3,alpha=1.5", "bprw:2,prior=trace", "prompts.json")
     for rule in rules:
         (found[rule],) = evaluate(*given, "--prompts", rule).values()
-    (found["fitted to a pool"],) = evaluate(
-        *given, "--prompts", "bprw:3,alpha=1.5", "--prompts-fit", f"wds:{pool}"
-    ).values()
-    before.command(
-        "prompts",
-        "fit",
-        "--data",
-        f"wds:{pool}",
-        "--rule",
-        "bprw:3,alpha=1.5",
-        *before.FITTED,
-        "--output",
-        "again.json",
-    )
+    pooled = ["--prompts", "bprw:3,alpha=1.5", "--prompts-fit", f"wds:{pool}"]
+    (found["fitted to a pool"],) = evaluate(*given, *pooled).values()
+    fit = ["--data", f"wds:{pool}", "--rule", "bprw:3,alpha=1.5", *before.FITTED, "--output", "again.json"]
+    before.command("prompts", "fit", *fit)
     found["weights"] = {x["name"]: x["weights"] for x in json.loads(Path("again.json").read_text())["classes"]}
     return found
 
@@ -210,11 +169,8 @@ def clip_benchmark() -> Values:
     """clip_benchmark's JSON of each of its tasks."""
     pytest.importorskip("clip_benchmark")
     root = Path("benchmark").resolve()
-    sets = [
-        mini.wds_classification(root / "single"),
-        mini.wds_multilabel(root / "multi"),
-        mini.wds_retrieval(root / "pairs"),
-    ]
+    made = {"single": mini.wds_classification, "multi": mini.wds_multilabel, "pairs": mini.wds_retrieval}
+    sets = [make(root / name) for name, make in made.items()]
     found: Values = {}
     for folder in sets:
         words = ["--dataset", f"wds/{folder.name}", "--dataset_root", folder, "--output", "out.json", "--quiet"]
@@ -309,11 +265,8 @@ def kernels() -> dict[str, str]:
     """What the last bits of float32 depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
-    versions = {
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-    }
+    own = {"torch": torch.__version__, "numpy": np.__version__}
+    versions = own | {"capability": torch.backends.cpu.get_cpu_capability()}
     return versions | {"cpu": next(iter(names), platform.processor())}
 
 

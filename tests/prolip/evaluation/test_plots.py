@@ -59,16 +59,6 @@ def test_reliability_is_drawn_against_the_diagonal(samples, log_odds):
     assert sum(below.lines[0].get_ydata()) == pytest.approx(1) and "ECE" in ours.get_label()
 
 
-def test_frequencies_beyond_the_probabilities_stay_inside_the_axes():
-    probability = np.repeat([0.05, 0.2, 0.6], 1000)
-    outcome = np.arange(3000) % 1000 < np.repeat([2, 300, 995], 1000)  # 0.002 and 0.995 are beyond 0.05 and 0.6
-    found = calibration.reliability(probability, outcome, calibration.LOG_ODDS)
-    upper, below = figures.plot_reliability(found, "match", log_odds=True).axes
-    low, high = upper.get_ylim()
-    assert all(low < y < high for y in upper.lines[1].get_ydata()) and len(upper.lines[1].get_ydata()) == 3
-    assert not any(tick.get_text() for tick in below.get_yticklabels(minor=True))  # they would cover each other
-
-
 def test_all_plots_of_a_study_are_files_of_600_pixels_or_more(samples, tmp_path):
     error, uncertainties = samples
     found = {"calibration/match": calibration.reliability([0.1, 0.2, 0.7], [0, 1, 1])}

@@ -26,7 +26,6 @@ def data(tmp_path):
 
 
 def test_rows_are_read_with_quotes_and_shared_images(data, tmp_path):
-    assert data.ids == ("0", "1", "2") and data.levels == 4
     assert data.chains[0] == ("animal", "bird", "blue bird, small", "A blue bird, small, on a branch")
     assert data.images == ("a.jpg", "b.jpg", "a.jpg") and data.image_of.tolist() == [0, 1, 0]
     assert len(data.texts) == 10 and [data.texts[i] for i in data.rows[2]] == list(data.chains[2])

@@ -27,16 +27,6 @@ def runs_of(mask):
     return [*runs, length]
 
 
-def test_run_lengths_of_a_shape_by_hand():
-    """3 rows, 4 columns: .XX. / XX.. / .... : columns . X . | X X . | X . . | . . ."""
-    wanted = np.array([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
-    counts = [1, 1, 1, 2, 1, 1, 5]
-    assert runs_of(wanted) == counts
-    # differences from the fourth on: 2 - 1, 1 - 1, 1 - 2, 5 - 1 with one character each, -1 being 31
-    for given in (counts, "11110O4"):
-        assert np.array_equal(mask_of({"counts": given, "size": [3, 4]}, (3, 4)), wanted)
-
-
 def polygons(seed):
     """Blobs, stars whose edges cross, and several polygons that overlap or leave the image."""
     rng = np.random.default_rng(seed)
@@ -146,31 +136,25 @@ def test_a_build_takes_the_place_of_a_former_one_and_of_nothing_else(coco):
 
 
 def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
-    out = coco / "out"
-    with pytest.raises(FileNotFoundError, match="instances_val2017.json"):
-        build(coco / "none.json", coco / "val2017", out)
-    with pytest.raises(ValueError, match="no image of .* all larger than 5000 pixels"):
-        build(coco / "instances.json", coco / "val2017", out)
-    for content in ("{", '{"images": []}', '{"images": [], "annotations": [{"image_id": 1}]}'):
-        (coco / "bad.json").write_text(content)
-        with pytest.raises(ValueError, match="no file of COCO's instances|no image of"):
-            build(coco / "bad.json", coco / "val2017", out)
-    (coco / "val2017/000000000001.png").unlink()
-    with pytest.raises(FileNotFoundError, match="1 of 1 images are not in .* such as 000000000001.png"):
-        build(coco / "instances.json", coco / "val2017", out, least=50)
-    Image.new("RGB", (5, 5)).save(coco / "val2017/000000000001.png")
-    with pytest.raises(ValueError, match="is 5 x 5 and 120 x 100"):
-        build(coco / "instances.json", coco / "val2017", out, least=50)
+    out, bad, first = coco / "out", coco / "bad.json", coco / "val2017/000000000001.png"
+
+    def refused(instances, words, error=ValueError, least=49):
+        with pytest.raises(error, match=words):
+            build(instances, coco / "val2017", out, least=least)
+
+    refused(coco / "none.json", "instances_val2017.json", FileNotFoundError)
+    refused(coco / "instances.json", "no image of .* all larger than 5000 pixels", least=5000)
     content = json.loads((coco / "instances.json").read_text())
-    for file in ("000000000001.jpg", "a/000000000001.png"):
-        content["images"][1]["file_name"] = file
-        (coco / "bad.json").write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=f"(000000000001.png, {file}|{file}, 000000000001.png) have one name"):
-            build(coco / "bad.json", coco / "val2017", out, least=49)
-    content["images"][0]["file_name"] = 5
-    (coco / "bad.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="no file of COCO's instances .*file_name 5 is no text"):
-        build(coco / "bad.json", coco / "val2017", out, least=49)
+    for text in ("{", '{"images": []}', '{"images": [], "annotations": [{"image_id": 1}]}'):
+        bad.write_text(text)
+        refused(bad, "no file of COCO's instances|no image of")
+    content["images"][1]["file_name"] = "a/000000000001.png"
+    bad.write_text(json.dumps(content))
+    refused(bad, "(000000000001.png, a/000000000001.png) have one name")
+    Image.new("RGB", (5, 5)).save(first)
+    refused(coco / "instances.json", "is 5 x 5 and 120 x 100")
+    first.unlink()
+    refused(coco / "instances.json", "1 of 2 images are not in .* such as 000000000001.png", FileNotFoundError)
     assert not out.exists()
     with pytest.raises(ValueError, match="holds no images at levels"):
         read_levels(out)

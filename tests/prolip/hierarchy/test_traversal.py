@@ -6,7 +6,7 @@ from test_entailment import gaussians
 
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import traversal, traverse
-from prolip.measures import inclusion_test, log_inclusion, pairwise_log_inclusion
+from prolip.measures import inclusion_test, log_inclusion
 
 
 def by_loops(image, text, empty, root, steps, measure=log_inclusion):
@@ -46,15 +46,6 @@ def test_the_root_is_the_caption_that_includes_the_image_and_not_the_farthest_wi
     text = Gaussian(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.full((2, 2), -3.0))
     assert traverse(image, text, text.select([0])).root_caption.item() == 0
     assert traverse(image, text, text.select([0]), inclusion="inclusion_test").root_caption.item() == 1
-
-
-def test_the_root_may_be_chosen_by_any_scores_of_all_pairs_also_of_points():
-    image, text, empty = gaussians(4), gaussians(9, seed=1), gaussians(1, seed=2)
-    points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
-    by_name, by_scores = traverse(image, text, empty), traverse(image, text, empty, inclusion=pairwise_log_inclusion)
-    assert all(torch.equal(a, b) for a, b in zip(by_name, by_scores))
-    found = traverse(image, points, empty, inclusion=lambda z, t: -(z.mean @ t.mean.mT))
-    assert torch.equal(found.root_caption, (image.mean @ text.mean.mT).argmin(1))
 
 
 def test_paths_join_repeats():

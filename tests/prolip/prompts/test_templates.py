@@ -23,14 +23,21 @@ def tokenize(texts):
 
 def test_a_class_averages_means_and_variances_over_prompts_and_names():
     model = Letters()
-    got = zero_shot.class_gaussians(model, tokenize, ["a", ["b", "c"], ["a{b}"]], templates=("{}", "d{c}"))
+    got = zero_shot.build_zero_shot_classifier(model, tokenize, ["a", ["b", "c"], ["a{b}"]], templates=("{}", "d{c}"))
     for row, texts in enumerate((["a", "da"], ["b", "db", "c", "dc"], ["a{b}", "da{b}"])):  # braces in names stay
         z = model.encode_text(tokenize(texts))
         torch.testing.assert_close(got.mean[row], nn.functional.normalize(z.mean.mean(0), dim=0))
         torch.testing.assert_close(got.var[row], z.var.mean(0))
-    for classes, templates in ((["a"], ("a picture",)), ([[]], ("a {}",)), ([], ("{}",)), (["a"], ()), (["a"], "{}")):
+    for classes, templates in (
+        (["a"], ("a picture",)),
+        ([[]], ("a {}",)),
+        ([], ("{}",)),
+        (["a"], ()),
+        (["a"], "{}"),
+        ("a", ("{}",)),
+    ):
         with pytest.raises(ValueError, match="where the class goes|give at least one"):
-            zero_shot.class_gaussians(model, tokenize, classes, templates)
+            zero_shot.build_zero_shot_classifier(model, tokenize, classes, templates)
 
 
 def test_csd_prefers_the_more_certain_of_two_equally_near_classes():

@@ -1,8 +1,4 @@
-"""Metrics as functions of query weights: values at weights of 1, bootstrap intervals at drawn weights.
-
-A draw takes as many queries as there are, with replacement (Efron, 1979). Queries that are not independent are drawn as
-clusters (Davison and Hinkley, 1997, 3.8): all captions of an image have its weight.
-"""
+"""Metrics as functions of query weights, bootstrap intervals (Efron 1979; clusters: Davison and Hinkley 1997, 3.8)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Calibration of match probabilities and class confidences: reliability by bins, expected calibration error.
-
-Match probabilities are trained on batches, where one pair in B matches; on a test set they are too high. A model that
-denies every match has an ECE of at most the base rate: read it with `probability_over_base_rate`, which is then near 0.
-"""
+"""Calibration of match probabilities and class confidences: reliability by bins, expected calibration error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Retrieval metrics from ranks, shares in [0, 1]; `rsum` alone is in percent (six recalls, at most 600).
+"""Retrieval metrics from ranks, shares in [0, 1] (`rsum`: percent); equal scores are ranked by gallery index.
 
-Equal scores are ranked by gallery index, lower first. Averages leave out queries without a match; R@k is left out for a
-k beyond the gallery.
+Averages leave out queries without a match; R@k is left out for a k beyond the gallery.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
 
 
 def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence[int] = KS) -> dict[str, Statistic]:
-    """The metrics of two rankings that are means over queries, called `texts` from text to image.
-
-    `rsum`: 100 x the sum of the recalls at 1, 5, 10 of both directions; `mean_recall@1`: the mean of both.
-    """
+    """The metrics of two rankings that are means over queries; texts: the name of the queries from text to image."""
     out: dict[str, Statistic] = {}
     sides = (("i2t", i2t, "images", len(t2i.first)), ("t2i", t2i, texts, len(i2t.first)))
     for way, ranking, queries, gallery in sides:

@@ -1,7 +1,6 @@
 """Selective prediction: risk-coverage curves, AURC, AUROC, and rank correlations of uncertainty and error.
 
-Less error is better; samples of higher uncertainty are refused first, equal ones in random order: every metric is the
-expectation over these orders, so a constant uncertainty gives exactly what random refusal gives.
+Every metric is the expectation over the orders of equal uncertainties: a constant one refuses at random.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
 def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    z (N, D); labels (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample, by the cosine of
-    the means, of another class; `1-NN`: the share with the same class. ValueError for fewer than two samples.
+    z (N, D); labels, uncertainty (N,). `1-NN`: the share whose nearest other sample, by the cosine, has the same class.
     """
     labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):

@@ -1,8 +1,4 @@
-"""Scores of all pairs in bounded memory, and ranks from them: 25k x 5k in seconds, 1M x 1M in bounded memory.
-
-Metrics depend on the ranks of the matches alone, and a rank is one plus the number of gallery items above: nothing is
-sorted. `row_blocks` streams the scores; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
-"""
+"""Scores of all pairs in bounded memory, and ranks from them: a rank is one plus the items above, nothing is sorted."""
 
 from __future__ import annotations
 
@@ -81,15 +77,12 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores of images against texts, computed when asked for; larger is nearer.
-
-    The coarse top `shortlist` of a row, the first of equal items, are re-scored by `paired` and always rank first.
-    """
+    """Scores of images against texts, computed when asked for; larger is nearer."""
 
     images: int
     texts: int
     block: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c)
-    shortlist: int = 0
+    shortlist: int = 0  # of each row, the coarse top ones are re-scored by `paired` and always rank first
     coarse: Any = None  # as `block`
     paired: Any = None  # int64 indices of images and texts, (N,) each -> (N,)
 
@@ -167,10 +160,7 @@ class PairScores:
 def row_blocks(
     scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] = lambda rows: True
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a score matrix, BLOCK scores or ROWS rows at a time, float32 or float64. ValueError for NaN.
-
-    scores(rows) -> (len(rows), gallery); wanted: whether a block of rows is scored at all.
-    """
+    """The rows of a score matrix, BLOCK scores or ROWS rows at a time; wanted: whether rows are scored at all."""
     step = max(ROWS, BLOCK // max(gallery, 1))
     for rows in (slice(start, min(start + step, queries)) for start in range(0, queries, step)):
         if not wanted(rows):
@@ -198,10 +188,7 @@ class Nearest:
 
 
 def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
-    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
-
-    others: `Nearest` and the like, updated by the same pass, then with all rows.
-    """
+    """The ranking of every relevance from one pass over the rows of scores, which updates `others` (`Nearest`)."""
     shapes = {(r.queries, r.gallery) for r in relevances}
     if len(shapes) != 1:
         raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")
@@ -231,11 +218,7 @@ def rank(scores: Rows, relevance: Relevance, *others: Any) -> tuple[Ranking, Nea
 
 
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
-
-    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted; for others
-    NumPy compares and counts at memory speed, thirty times PyTorch's.
-    """
+    """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,)."""
     many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
     ranks, table = torch.empty_like(row), scores.contiguous().numpy()
     if many.any():
@@ -243,7 +226,7 @@ def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
         place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
         by_item, own = torch.empty_like(order).scatter_(1, order, place), many[row]
         ranks[own] = by_item[(many.cumsum(0) - 1)[row[own]], item[own]]
-    few = (~many[row]).nonzero().squeeze(1)
+    few = (~many[row]).nonzero().squeeze(1)  # NumPy compares at memory speed, thirty times PyTorch's
     counts = []
     for r, m in zip(row[few].tolist(), item[few].tolist()):
         line = table[r]

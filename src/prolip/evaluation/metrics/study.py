@@ -69,9 +69,8 @@ def study_classification(
     """Predict and study a single-label task by one pass: the nearest class, the rank of the own one, (N,), the study.
 
     labels (N,); matches: of what made the scores; image (N,), classes (C,): uncertainties, None for a model without.
-    Error: the wrong class. Refused by `score` (the negative of the best), `image`, `pair` (plus that of the class
-    chosen, or `of_pairs` of both). `calibration/confidence`: of the class chosen, by softmax; `match`: of all pairs;
-    `match_top1`: of each image with the class chosen.
+    Refused by `score` (the negative of the best), `image`, `pair` (plus that of the class chosen, or `of_pairs`).
+    `calibration/confidence`: of the class chosen, by softmax; `match`: of all pairs; `match_top1`: of the best ones.
     """
     labels = labels.cpu()
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
@@ -106,9 +105,8 @@ def study_retrieval(
     """Rank and study a retrieval task by one pass per direction: images to texts and texts to images by each relevance.
 
     relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in
-    the first place. Refused by `score`, the uncertainty of the query, of the item in first place (`image`, `text`), and
-    of both (`pair`), so `auroc` is R-AUROC across modalities. `calibration/match`: all pairs; `match_i2t`, `match_t2i`:
-    each query with its first place.
+    the first place. Refused by `score`, the uncertainty of the query, of the item in first place, and of both (`pair`),
+    so `auroc` is R-AUROC across modalities.
     """
     check_fit(scores, relevances[0])
     pairs = _pairs(relevances[0], matches)  # of one direction: they are the same in both

@@ -79,10 +79,7 @@ def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12.
-
-    Study: error = 1 - Jaccard of a cue, refused by the negative of the best score and by the cue's uncertainty.
-    """
+    """Mean Jaccard by number of candidates; its study: 1 - Jaccard, refused by the best score and the cue's trace."""
     scored, found = list(score_candidates(features, score)), None
     if study:
         uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}

@@ -26,10 +26,7 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """`names`; equal scores go to the lower class. queries: the `predicted` class and the `rank` of the own one.
-
-    Where images are to choose or weigh the prompts, one half of them does it for the other, and no study is made.
-    """
+    """`names`; where images choose or weigh the prompts, one half of them does it for the other, without a study."""
     labels, found, info = base.own_labels(features), None, dict[str, Any]()
     if features.prompts is not None:
         if study:

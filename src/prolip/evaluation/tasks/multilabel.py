@@ -20,11 +20,7 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """`metrics.classification.multilabel`.
-
-    Study: error = 1 - average precision of an image's classes; images without a label are left out. Refused by the
-    negative of the best class's score, and by the image's uncertainty.
-    """
+    """`multilabel`; its study: 1 - average precision of an image's classes, refused by the best score and the image."""
     scores, labels, found = base.score_matrix(features, score), base.own_labels(features), None
     if study:
         error = 1 - average_precision(scores.mT, labels.mT)

@@ -35,8 +35,7 @@ def names(dataset: Dataset) -> list[str]:
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     """Both directions by the most complete labels there are; where those are further ones, `own/...` by own captions.
 
-    Intervals draw an image with the captions stored with it, in both directions. Further matches join no clusters: such
-    links could make one cluster of the whole set. Study: error = no match in the first place.
+    Intervals draw an image with its own captions: clusters by further matches could make one of the whole set.
     """
     scores, (own, complete) = base.pair_scores(features, score), relevance_of(features)
     labels, found = [own] if complete is None else [complete, own], None

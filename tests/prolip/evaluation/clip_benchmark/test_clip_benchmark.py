@@ -27,7 +27,7 @@ from prolip.evaluation.metrics.classification import classification as classific
 from prolip.evaluation.metrics.classification import multilabel
 from prolip.gaussian import Gaussian, as_points
 from prolip.measures import pairwise_csd_similarity
-from prolip.prompts.templates import class_gaussians, mix_groups
+from prolip.prompts.templates import build_zero_shot_classifier, mix_groups
 from prolip.scores import CSDScore
 
 TEMPLATES = [template.replace("{c}", "{}") for template in mini.TEMPLATES]
@@ -41,7 +41,7 @@ def model(ours):
 
 def classes_of(model, classes=CLASSES) -> Gaussian:
     """Every class as the mixture of its prompts."""
-    return class_gaussians(model.network, model.tokenizer, [[c] for c in classes], TEMPLATES)
+    return build_zero_shot_classifier(model.network, model.tokenizer, [[c] for c in classes], TEMPLATES)
 
 
 def alone(monkeypatch, folder: Path, *flags: str) -> dict:

@@ -12,23 +12,6 @@ from prolip.evaluation.metrics.streaming import Relevance
 from prolip.scores import CSDScore
 
 
-def test_the_worked_example_of_three_predictions():
-    got = calibration.reliability([0.2, 0.4, 0.9], [0, 1, 1], np.array([0, 0.5, 1]))
-    assert got.counts.tolist() == [2, 1]
-    np.testing.assert_allclose(got.probability, [0.3, 0.9])
-    np.testing.assert_allclose(got.frequency, [0.5, 1.0])
-    assert got.metrics("m") == pytest.approx(
-        {
-            "m/ece": (2 * 0.2 + 0.1) / 3,
-            "m/max_error": 0.2,
-            "m/mean_probability": 0.5,
-            "m/base_rate": 2 / 3,
-            "m/probability_over_base_rate": 0.75,
-            "m/brier": (0.04 + 0.36 + 0.01) / 3,
-        }
-    )
-
-
 def test_bins_are_sklearns():
     bins, rng = 15, np.random.default_rng(0)
     probability = np.concatenate([rng.random(200) ** 3, np.linspace(0, 1, bins + 1)])  # and all edges

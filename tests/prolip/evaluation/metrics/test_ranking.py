@@ -7,7 +7,6 @@ import dense_ranking
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import top_k_accuracy_score
 
 from prolip.evaluation.metrics import as_array
 from prolip.evaluation.metrics import ranking as metrics
@@ -42,17 +41,6 @@ def test_rankings_equal_a_loop_over_queries_ties_included(seed):
     got = dense_ranking.rank(scores, relevant)
     for ours, theirs in zip(got, oracle(scores, relevant)):
         torch.testing.assert_close(ours.double(), theirs, equal_nan=True, rtol=0, atol=1e-12)
-
-
-def test_recall_at_k_is_sklearns_top_k_accuracy_for_one_match_per_query():
-    g = torch.Generator().manual_seed(2)
-    scores = torch.randn(50, 9, generator=g)
-    labels = torch.randint(0, 9, (50,), generator=g)
-    relevant = torch.nn.functional.one_hot(labels, 9).bool()
-    got = metrics.summarise(dense_ranking.rank(scores, relevant), ks=(1, 3))
-    for k in (1, 3):
-        assert got[f"R@{k}"] == pytest.approx(top_k_accuracy_score(labels, scores, k=k, labels=range(9)))
-    assert got["mAP@R"] == got["R-Precision"] == got["R@1"]
 
 
 def test_k_beyond_the_gallery_and_unmatched_queries_are_harmless():

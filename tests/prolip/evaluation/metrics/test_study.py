@@ -1,7 +1,6 @@
 """The uncertainty study of whole tasks: every figure follows from what the parts compute by themselves."""
 
 import dense_ranking
-import numpy as np
 import pytest
 import torch
 from embedding import similarity_scores
@@ -103,24 +102,6 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     assert got["refusal/t2i/text/auroc"] > 0.6
 
 
-def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(captions, classes):
-    pairs, relevance, relevant, image, text = captions
-    scores, known = similarity_scores(image, text), torch.rand(20, 60, generator=torch.Generator().manual_seed(0))
-    *_, found = study.study_retrieval(pairs, [relevance], Matches(LOGIT), of_pairs=lambda i, j: known[i, j])
-    for way, s, u, true in (("i2t", scores, known, relevant), ("t2i", scores.T, known.T, relevant.T)):
-        asked, row = true.any(1), torch.arange(len(s))
-        wrong = ~true[row, s.argmax(1)]
-        want = refusal.selective_metrics(wrong[asked], {"pair": u[row, s.argmax(1)][asked]}, f"refusal/{way}")
-        got = {key: value for key, value in found.metrics().items() if key.startswith(f"refusal/{way}/pair/")}
-        assert got == pytest.approx(want, abs=1e-6) and set(found.samples[f"refusal/{way}"][1]) == {"score", "pair"}
-    scores, labels, *_ = classes
-    pair = {"of_pairs": lambda i, j: known[i % 20, j]}
-    found = studied(scores, labels, Matches(LOGIT), **pair)
-    best = scores.argmax(1)
-    want = refusal.selective_metrics(best != labels, {"pair": known[torch.arange(90) % 20, best]})
-    assert want.items() <= found.metrics().items()
-
-
 def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
@@ -134,27 +115,6 @@ def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     assert got["calibration/match_t2i/base_rate"] == pytest.approx(relevant[item, torch.arange(60)].double().mean())
     plain = large.retrieval(pairs, relevance)
     assert {key: got[key] for key in plain} == pytest.approx(plain, nan_ok=True)
-
-
-def test_each_score_is_computed_once_per_direction(captions, in_blocks):
-    in_blocks(90)
-    pairs, relevance, _, image, text = captions
-    counted = []
-
-    def block(rows, columns):
-        part = pairs.block(rows, columns)
-        counted.append(part.numel())
-        return part
-
-    study.study_retrieval(PairScores(20, 60, block), [relevance], Matches(LOGIT), image.trace, text.trace)
-    assert sum(counted) == 2 * 20 * 60 and max(counted) <= 90
-
-
-def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
-    image, text = noisy(torch.eye(3), torch.arange(3), 0), noisy(torch.eye(3), torch.arange(3), 1)
-    nothing = Relevance.from_pairs([], [], 3, 3)
-    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, Matches(LOGIT), image.trace, text.trace)
-    assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
 def test_scores_and_labels_must_fit(classes):

@@ -18,8 +18,6 @@ from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.table import format_uncertainty
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
-from prolip.scores import TrueMatchScore
-from prolip.uncertainty.doubt import Doubt, Evidence
 
 N, C, D = 30, 6, 5
 
@@ -142,39 +140,3 @@ def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
         )
         assert "R-AUROC left out: too many images" in format_uncertainty([result])
     assert not study_features(points).too_large_for  # they have none at any size
-
-
-@pytest.mark.parametrize("kind", ["retrieval", "classification", "multilabel", "association"])
-def test_every_kind_doubts_its_images_where_the_model_does(kind):
-    labels = {"classification": torch.arange(N) % C, "multilabel": (torch.arange(N * C).view(N, C) % 4 == 0).long()}
-    owners = torch.arange(N).repeat_interleave(2)
-    plain = features_of(kind, labels.get(kind), captions=("x",) * (2 * N), owners=owners)
-    if kind == "association":
-        cues = (Association("a", ("0", "1", "2"), frozenset({"1"})), Association("b", ("3", "4"), frozenset({"3"})))
-        dataset = dataclasses.replace(plain.dataset, associations=cues)
-        plain = dataclasses.replace(plain, dataset=dataset, text=gaussian(2, 1))
-    doubt = Doubt((-1.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
-    score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
-    plain = dataclasses.replace(plain, model=dataclasses.replace(plain.model, score=score.to_dict()))
-    evidence = Evidence(torch.linspace(0, 6, N), torch.linspace(9, 1, N))
-    bare, found = (study_features(x).metrics() for x in (plain, dataclasses.replace(plain, evidence=evidence)))
-    scores = score.pairwise(plain.image, plain.text)
-    d = 1 / (1 + torch.exp(1 - 0.5 * (1 + evidence.novelty).log() + 0.1 * evidence.nearest + 0.05 * 5))[:, None]
-    share = ((plain.text.trace / 0.5).exp() / 50).clamp(max=1)
-    pairs = torch.ones_like(scores, dtype=torch.bool)
-    if kind == "association":
-        pairs = torch.tensor([[True, False]] * 3 + [[False, True]] * 2 + [[False, False]] * (N - 5))
-    own = torch.sigmoid(5 * scores - 3)
-    for metrics, wanted in ((bare, own), (found, (1 - d) * own + d * share)):
-        assert metrics["calibration/match/mean_probability"] == pytest.approx(wanted[pairs].mean().item(), rel=1e-5)
-    other = {key for key in bare if not key.startswith("calibration")}
-    assert {key: found[key] for key in other} == pytest.approx({key: bare[key] for key in other}, nan_ok=True)
-    if kind != "retrieval":  # one best of each query
-        groups = [(i, j) for i, row in enumerate(pairs.tolist()) for j, asked in enumerate(row) if asked]
-        queries = {
-            query: [pair for pair in groups if pair[kind == "association"] == query]
-            for query in {pair[kind == "association"] for pair in groups}
-        }
-        best = [max(some, key=lambda pair: scores[pair].item()) for some in queries.values()]
-        mean = np.mean([((1 - d[i]) * own[i, j] + d[i] * share[j]).item() for i, j in best])
-        assert found["calibration/match_top1/mean_probability"] == pytest.approx(mean, rel=1e-5)
