@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
-from embedding import changed, embed_images, embed_texts, similarity_scores
+from embedding import changed, embed_texts, similarity_scores
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -194,16 +194,6 @@ def model():
     return Stub()
 
 
-@pytest.mark.parametrize("batch_size", [3, 100])
-def test_embeddings_do_not_depend_on_the_batch_size(model, batch_size):
-    images = torch.randn(7, 3, 2, 2)
-    got = embed_images(model, iter(images), lambda x: x, batch_size=batch_size)
-    model.eval()
-    whole = model.encode_image(images)
-    torch.testing.assert_close(got.mean, whole.mean.detach())
-    torch.testing.assert_close(got.log_var, whole.log_var.detach())
-
-
 def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
     model.train()
     model.frozen.eval()
@@ -218,13 +208,3 @@ def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
 def test_token_lengths_leave_out_the_padding_only():
     lengths = evaluated.token_lengths(tokenize, ["", "a", "abc", "a" * 40, "a\0b"], batch_size=2)
     assert lengths.tolist() == [2, 3, 5, 12, 5]  # an id of padding inside a text is a token of it
-
-
-def test_bad_requests_are_refused(model):
-    for texts, options, message in (
-        ([], {}, "no text to embed"),
-        (["a"], {"precision": "int8"}, "use one of fp32, amp_bf16, amp_fp16"),
-        (["a"], {"batch_size": 0}, "batch size 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            embed_texts(model, tokenize, texts, **options)

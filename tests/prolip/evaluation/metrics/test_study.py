@@ -7,7 +7,6 @@ from embedding import similarity_scores
 
 from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import selective as refusal
-from prolip.evaluation.metrics import streaming as large
 from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.metrics.streaming import PairScores, Relevance
@@ -100,21 +99,6 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     want = refusal.selective_metrics(wrong[asked], {key: u[asked] for key, u in by.items()}, "refusal/t2i")
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-6)
     assert got["refusal/t2i/text/auroc"] > 0.6
-
-
-def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
-    pairs, relevance, relevant, image, text = captions
-    scores = similarity_scores(image, text)
-    got = retrieval_and_study(pairs, relevance, Matches(LOGIT), image.trace, text.trace)
-    probability = torch.sigmoid(8 * scores - 2)
-    every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
-    assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
-    best, item = probability.max(0)
-    first = calibration.reliability(best, relevant[item, torch.arange(60)])
-    assert got["calibration/match_t2i/ece"] == pytest.approx(first.ece, abs=1e-6)
-    assert got["calibration/match_t2i/base_rate"] == pytest.approx(relevant[item, torch.arange(60)].double().mean())
-    plain = large.retrieval(pairs, relevance)
-    assert {key: got[key] for key in plain} == pytest.approx(plain, nan_ok=True)
 
 
 def test_scores_and_labels_must_fit(classes):
