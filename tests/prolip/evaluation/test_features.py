@@ -60,7 +60,6 @@ def datasets(root):
     ]
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("workers, batch_size", [(0, 5), (3, 4)])
 def test_images_are_embedded_in_order_whatever_decodes_them(tmp_path, ours, workers, batch_size):
     dataset = open_wds(mini.wds_classification(tmp_path, columns=(3,)))
@@ -131,7 +130,6 @@ def test_samples_that_do_not_fit_together_are_refused(ours, samples, options, me
         features.image_features(made(samples, **options), ours)
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
 def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     templates = [template.replace("{c}", "{}") for template in mini.TEMPLATES]
     model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
@@ -143,7 +141,6 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
         torch.testing.assert_close(got.log_var, wanted.log_var)
 
 
-# --- on disk ---------------------------------------------------------------------------------------------------------
 def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, theirs):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
     first = Counted(ours)

@@ -15,7 +15,7 @@ from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset, study_features
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
-from prolip.prompts.templates import PromptRule, mix_groups
+from prolip.prompts.templates import PromptRule
 
 TRACES = [[5.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 40.0]]
 #: Prompts that differ in length, and so in what a random model makes of them.
@@ -49,16 +49,6 @@ def test_rules_keep_the_prompts_that_they_say():
             PromptRule.parse(word)
     thirds = [[0.1, 0.1, 0.1]]
     assert kept("below:0", thirds) == [[0, 1, 2]]  # whose mean in float32 is less than each
-
-
-def test_classes_are_mixed_by_the_weights_of_each():
-    z = Gaussian(torch.randn(5, 3), torch.randn(5, 3))
-    weights = {2: [0.25, 0.75], 3: [0.0, 0.5, 0.5]}
-    got = mix_groups(z, [2, 3], lambda part, row: torch.tensor([weights[part.mean.shape[1]]]))
-    for row, rows in enumerate((slice(0, 2), slice(2, 5))):
-        w = torch.tensor(weights[rows.stop - rows.start]).unsqueeze(1)
-        torch.testing.assert_close(got.mean[row], torch.nn.functional.normalize((w * z.mean[rows]).sum(0), dim=0))
-        torch.testing.assert_close(got.var[row], (w * z.var[rows]).sum(0))
 
 
 @pytest.fixture(scope="module")

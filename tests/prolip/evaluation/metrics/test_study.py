@@ -101,14 +101,6 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     assert got["refusal/t2i/text/auroc"] > 0.6
 
 
-def test_scores_and_labels_must_fit(classes):
-    scores, labels, *_ = classes
-    with pytest.raises(ValueError, match="relevance of 80 images and 6 texts for scores of 90 and 6"):
-        studied(scores, labels[:80], Matches(LOGIT))
-    with pytest.raises(ValueError, match="names item 6, but there are 6"):
-        studied(scores, labels + 1, Matches(LOGIT))
-
-
 def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
     g = torch.Generator().manual_seed(5)
     pairs, relevance, relevant, image, text = captions
