@@ -66,7 +66,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     os.chdir(ROOT)
     share_busy_cores()
     try:
-        from training.checkpoint.resume import is_finished
+        from training.checkpoint.run_dir import is_finished
     except ImportError as error:
         raise ImportError(f"{error} ({sys.executable}): `make demo` installs all into .venv") from error
     folder, start = ROOT / output / recipe, time.perf_counter()

@@ -42,10 +42,10 @@ ALLOWED = {
     "prolip.fitting.attach:write_openclip": "the caller's folder",
     "prolip.utils.outputs:_link": "the new folder",
     "prolip.utils.outputs:lock": "a lock",
-    "training.checkpoint.writer:fill": "the file of Storage.write",
+    "training.checkpoint.files:fill": "the file of Storage.write",
     "training.checkpoint.run_dir:__init__": "the ledger: lines",
-    "training.checkpoint.storage:write": "another name, until a move",
-    "training.log:open": "the log: lines",
+    "training.checkpoint.files:write": "another name, until a move",
+    "training.health.log:open": "the log: lines",
 }
 
 

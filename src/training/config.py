@@ -73,8 +73,8 @@ class OptimConfig:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
         check_range(self, "lr", "eps", above=True)
-        freeze = "; --lock-image and --lock-text freeze a tower"
-        check_range(self, "image_lr_mult", "text_lr_mult", above=True, remedy=freeze)
+        tower = "; --lock-image and --lock-text freeze a tower"
+        check_range(self, "image_lr_mult", "text_lr_mult", above=True, remedy=tower)
         epochs = ("image_freeze_epochs", "text_freeze_epochs", "unfreeze_warmup_epochs", "swa_epochs")
         check_range(self, "wd", "logit_lr_mult", "warmup", *epochs)
         if isinstance(self.warmup, str) and float(self.warmup.removesuffix("%")) >= 100:
@@ -84,7 +84,7 @@ class OptimConfig:
         check_range(self, "grad_clip_norm", above=True, remedy="; leave it out for no clipping")
         if (self.lr_scheduler == "step") != bool(self.lr_milestones):
             raise FlagError("--lr-scheduler step and --lr-milestones go together: give both, such as 0.6, or neither")
-        if not all(0 < a < b for a, b in zip(self.lr_milestones, (*self.lr_milestones[1:], 1))):
+        if [*self.lr_milestones] != sorted({x for x in self.lr_milestones if 0 < x < 1}):
             given = " ".join(map(str, self.lr_milestones))
             raise FlagError(f"--lr-milestones {given}: give rising shares of the run below 1, such as 0.6 0.8")
         if self.unfreeze_warmup_epochs and not (self.image_freeze_epochs or self.text_freeze_epochs):
@@ -136,9 +136,8 @@ class RunConfig:
         cadences = ("log_every_n_steps", "save_every_steps", "save_every_samples")
         check_range(self, "accum_freq", "global_batch_size", *lengths, *cadences, least=1)
         kept = ("save_frequency", "keep_checkpoints", "keep_every_steps")
-        check_range(self, *kept, "max_nonfinite", "seed", "profile", "stall_seconds")
-        if self.seed >= 2**63:
-            raise FlagError(f"--seed {self.seed}: give a number below 2^63")
+        check_range(self, *kept, "max_nonfinite", "profile", "stall_seconds")
+        check_range(self, "seed", most=2**63, below=True)
         check_range(self, "peak_tflops", above=True)
         if self.fsdp and self.precision == "amp_fp16":
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
@@ -190,26 +189,17 @@ class ValidationConfig:
         check_range(self, "val_batch_size", "val_every_steps", least=1)
 
     @property
-    def asked_for(self) -> bool:
-        """Whether anything is to be evaluated on, beside what --split holds out."""
-        return bool(self.val_data or self.imagenet_val or self.coco_test)
-
-    @property
     def emoji(self) -> list[str]:
         """The shards of the emoji corpus among --val-data."""
         return [source.partition(":")[2] for source in self.val_data if source.startswith("emoji:")]
 
     @property
-    def specs(self) -> dict[str, str]:
-        """Address of every test set beside the corpus -> what its figures begin with ("": the set's own name)."""
-        named = {"imagenet": self.imagenet_val, "coco": self.coco_test}
-        chosen = {f"{word}:{place}": word for word, place in named.items() if place}
-        return chosen | dict.fromkeys((source for source in self.val_data if not source.startswith("emoji:")), "")
-
-    def flag_of(self, spec: str) -> str:
-        """The flag, with its value, by which a test set of `specs` was asked for."""
-        own = {"imagenet": f"--imagenet-val {self.imagenet_val}", "coco": f"--coco-test {self.coco_test}"}
-        return own[self.specs[spec]] if self.specs[spec] else f"--val-data {spec}"
+    def specs(self) -> dict[str, tuple[str, str]]:
+        """Address of each test set beside the corpus -> (first part of its metrics, "" for its own name; its flag)."""
+        named = {"imagenet": ("--imagenet-val", self.imagenet_val), "coco": ("--coco-test", self.coco_test)}
+        chosen = {f"{word}:{place}": (word, f"{flag} {place}") for word, (flag, place) in named.items() if place}
+        own = (source for source in self.val_data if not source.startswith("emoji:"))
+        return chosen | {source: ("", f"--val-data {source}") for source in own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,13 +235,11 @@ class Config:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the model is evaluated."""
-        return self.val.asked_for or self.data.split is not None
+        return bool(self.val.emoji or self.val.specs or self.data.split is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out.
-
-        Addresses are without what may be secret; `redacted` then holds a salted hash of each setting that had some.
+        """Plain types, as saved in config.json, enough to start the run again; REDACTED holds a salted hash of each
+        setting with an address that had what may be secret.
         """
         values = dataclasses.asdict(self)
         for section, names in (DERIVED | {"run": INVOCATION}).items():
@@ -260,14 +248,11 @@ class Config:
         if self.run.global_batch_size is not None:
             del values["data"]["batch_size"]
         values = json.loads(json.dumps(values))
-        shown = redacted(values)
-        hashes = {
-            f"{section}.{name}": tag(json.dumps(value))
-            for section, settings in values.items()
-            if isinstance(settings, dict)
-            for name, value in settings.items()
-            if value != shown[section][name]
-        }
+        shown, hashes = redacted(values), {}
+        for section, settings in values.items():
+            for name, value in settings.items() if isinstance(settings, dict) else ():
+                if value != shown[section][name]:
+                    hashes[f"{section}.{name}"] = tag(json.dumps(value))
         return shown | ({REDACTED: hashes} if hashes else {})
 
 
@@ -312,12 +297,10 @@ def renewed(values: dict[str, Any]) -> dict[str, Any]:
             values[section] = {RENAMED.get((section, name), name): value for name, value in found.items()}
     val = values.get("val")
     if isinstance(val, dict) and {"val_data", "val_tasks"} & val.keys():
-        given, tasks = val.get("val_data"), val.get("val_tasks")
-        if given and isinstance(given, str):
+        given, tasks = val.get("val_data") or [], val.pop("val_tasks", None) or []
+        if isinstance(given, str):
             given = [given if given.partition(":")[0] in KINDS else f"emoji:{given}"]
-        if all(isinstance(found, list | tuple | None) for found in (given, tasks)):
-            val.pop("val_tasks", None)
-            val["val_data"] = [*(given or []), *(tasks or [])]
+        val["val_data"] = [*given, *tasks] if isinstance(given, list | tuple) else given
     return values
 
 

@@ -16,7 +16,7 @@ from prolip.utils.flags import FlagError
 from prolip.utils.threads import cores
 from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.model_options import BASE, SMALL
-from training.parallel.distributed import World, from_first, largest
+from training.parallel import World, from_first, largest
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
@@ -27,10 +27,9 @@ def settle_model(config: Config, world: World) -> Config:
     """The config with a model: the base one on a GPU, else the small one, whose tokenizer is bundled."""
     if config.model.model != AUTO:
         return config
-    on_gpu = world.device.type == "cuda"
-    name = BASE if on_gpu else SMALL
+    name, found = (BASE, "a") if world.device.type == "cuda" else (SMALL, "no")
     if world.is_first:
-        print(f"--model auto: {name}, as there is {'a' if on_gpu else 'no'} GPU", flush=True)
+        print(f"--model auto: {name}, as there is {found} GPU", flush=True)
     return changed(config, "model", model=name)
 
 
@@ -54,10 +53,13 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     A bias that the first batch determines stays `auto`. FlagError where that batch is one pair.
     """
     trained = find_weights(config.model.model, config.model.pretrained) is not None
-    own = FINE_TUNING | {"lr": fine_tuning_rate(config.model.model)} if trained else SCRATCH
+    own = SCRATCH
+    if trained:  # the study's rate for its model of 192 dimensions, less for wider ones as Adam's in muP (2203.03466)
+        rate = float(f"{1.5e-4 * 192 / get_model_config(config.model.model)[0]['embed_dim']:.2g}")
+        own = FINE_TUNING | {"lr": min(SCRATCH["lr"], rate)}
     config = changed(config, "optim", **{k: v for k, v in own.items() if getattr(config.optim, k) == AUTO})
     if not (config.run.epochs or config.run.max_steps or config.run.max_samples):
-        config = changed(config, "run", epochs=default_epochs(steps_per_epoch))
+        config = changed(config, "run", epochs=max(DEFAULT_EPOCHS, -(-LEAST_STEPS // steps_per_epoch)))
     if isinstance(config.optim.warmup, str):
         steps = total_steps(config, steps_per_epoch, rows * ranks)
         config = changed(config, "optim", warmup=round(float(config.optim.warmup[:-1]) / 100 * steps))
@@ -73,14 +75,6 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
 
 
-def fine_tuning_rate(model_name: str) -> float:
-    """1.5e-4 * 192 / D for embeddings of D dimensions, at most the rate from random weights: the study's choice for its
-    model of D = 192, less for wider ones as Adam's in muP (https://arxiv.org/abs/2203.03466).
-    """
-    rate = 1.5e-4 * 192 / get_model_config(model_name)[0]["embed_dim"]
-    return min(SCRATCH["lr"], float(f"{rate:.2g}"))
-
-
 def rows_per_rank(config: Config, world_size: int) -> Any:
     """Local rows of a step, or `auto`, for the loader to choose; FlagError for a batch that does not divide."""
     accum, total = config.run.accum_freq, config.run.global_batch_size
@@ -90,10 +84,9 @@ def rows_per_rank(config: Config, world_size: int) -> Any:
         return config.data.batch_size * accum
     parts = world_size * accum
     if total % parts:
-        low, high = total // parts * parts, (total // parts + 1) * parts
-        remedy = f"use {low} or {high}" if low else f"use {high}"
+        near = " or ".join(str(size) for size in (total // parts * parts, (total // parts + 1) * parts) if size)
         shares = f"{world_size} ranks" + (f" x {accum} micro-batches" if accum > 1 else "")
-        raise FlagError(f"batch {total} is not divisible by {shares}: {remedy}")
+        raise FlagError(f"batch {total} is not divisible by {shares}: use {near}")
     return total // world_size
 
 
@@ -105,15 +98,9 @@ def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
     elif run.max_samples is not None:
         steps = -(-run.max_samples // global_batch)
     else:
-        steps = (run.epochs or default_epochs(steps_per_epoch)) * steps_per_epoch
+        steps = (run.epochs or 0) * steps_per_epoch  # `settle` has set it
     if not isinstance(config.optim.warmup, str) and config.optim.warmup >= steps:
         remedy = "give --warmup 5%, or train longer (--epochs, --max-steps, --max-samples)"
-        raise FlagError(
-            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: {remedy}"
-        )
+        what = f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps"
+        raise FlagError(f"{what}: {remedy}")
     return steps
-
-
-def default_epochs(steps_per_epoch: int) -> int:
-    """DEFAULT_EPOCHS, or as many more as LEAST_STEPS take."""
-    return max(DEFAULT_EPOCHS, -(-LEAST_STEPS // steps_per_epoch))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from prolip.corpora.emoji.report.examples import show_features
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.noisy_captions import Noise
 from prolip.data.order import Source
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import TESTED, parse_source
@@ -40,14 +39,15 @@ from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
 from prolip.models.checkpoint import save_pretrained
+from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_dir import write_json
-from training.config import Config
-from training.parallel.distributed import World, from_first
+from training.config import Config, ValidationConfig
+from training.parallel import World, from_first
 from training.state import AVERAGES, Evaluated
 
 #: Name of the part of the training data that --split holds out.
@@ -59,22 +59,16 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 REFUSALS = ("refusal/", "prompts/")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Validation:
-    """The test sets of a run, and what a model needs to be evaluated on them.
-
-    corpus: emoji: of --val-data, on the first rank; emoji: whether there is one; batch_size: images of a rank at a
-    time; rows: returns training pairs, which are ranked beside as many of each test set.
-    """
+    """The test sets of a run, and what a model needs to be evaluated on them."""
 
     tasks: tuple[Dataset, ...]
-    corpus: Corpus | None
-    emoji: bool
+    corpus: Corpus | None  # emoji: of --val-data, on the first rank
+    wanted: ValidationConfig
     tokenizer: Any
     preprocess: Any
-    precision: str
-    batch_size: int
-    rows: Callable[[], Sequence[Captioned]] = tuple
+    rows: Callable[[], Sequence[Captioned]] = tuple  # training pairs, which are ranked beside as many of each test set
 
     def measure(
         self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
@@ -84,12 +78,12 @@ class Validation:
         between: called by all ranks before each test set; it may raise. last: with examples for the report.
         """
         found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
-        embedder = Embedder("the model in training", *parts, world.device, self.precision)
+        embedder = Embedder("the model in training", *parts, world.device, self.wanted.val_precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
-        sizes = self.batch_size, default_workers()
+        sizes = self.wanted.val_batch_size, default_workers()
         for task in self.tasks:
             between()
             scored: list[Features] = []
@@ -105,7 +99,11 @@ class Validation:
             without = f" (without {', '.join(damaged)})" if damaged else ""
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
             if trained and (pairs := pairs_of(scored[0])):
-                compare_pairs(found, task.name, embedder, pairs, trained)
+                count = min(len(trained.ids), len(pairs.ids))
+                own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
+                values = {"pairs": float(count), "pairs_R@1": own, "train_pairs_R@1": other}
+                found.metrics |= {f"{task.name}/{name}": value for name, value in values.items()}
+                found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])
@@ -120,7 +118,7 @@ class Validation:
             if not rows:
                 return None
             texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
-            size = self.batch_size
+            size = self.wanted.val_batch_size
             pixels = (torch.stack([row.pixels for row in rows[i : i + size]]) for i in range(0, len(rows), size))
             images = concatenate([embedder.encode_image(batch) for batch in pixels])
             return RankedPairs(images, embedder.embed_texts(texts), numbered(texts))
@@ -129,17 +127,7 @@ class Validation:
             return None
 
 
-def compare_pairs(found: Evaluated, task: str, embedder: Embedder, pairs: RankedPairs, trained: RankedPairs) -> None:
-    """Add R@1 among as many pairs of a test set and of the training rows."""
-    count = min(len(trained.ids), len(pairs.ids))
-    own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
-    found.metrics |= {f"{task}/pairs": float(count), f"{task}/pairs_R@1": own, f"{task}/train_pairs_R@1": other}
-    found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
-
-
-def training_rows(
-    config: DataConfig, preprocess: Any, noise: Noise | None, source: Source | None = None
-) -> list[Captioned]:
+def training_rows(config: DataConfig, preprocess: Any, noise: Any, source: Source | None = None) -> list[Captioned]:
     """At most PAIRS training pairs without augmentation, always the same; none of data without captions."""
     if source_of(config).kind == "synthetic" or not config.captions:
         return []
@@ -147,20 +135,12 @@ def training_rows(
 
 
 def open_validation(
-    whole: Config,
-    tokenizer: Any,
-    preprocess: Any,
-    world: World,
-    rows: Callable[[], Sequence[Captioned]] = tuple,
-    held_out: ImageRows | None = None,
+    whole: Config, tokenizer: Any, preprocess: Any, world: World, loader: Any = None, averages: Collection[str] = ()
 ) -> Validation:
-    """All test sets, or what --split holds out, opened by the first rank and pickled for the others.
-
-    held_out: the rows that are held out, where the data is no shards. Damaged samples are counted and left out.
-    FlagError, FileNotFoundError and ValueError name what cannot be used.
+    """All test sets, or what --split holds out of the loader's data, opened by the first rank and pickled for the
+    others. FlagError, FileNotFoundError and ValueError name what cannot be used.
     """
-    config = whole.val
-    corpora: list[Corpus] = []
+    config, corpora = whole.val, list[Corpus]()
 
     def open_sets() -> list[Dataset]:
         if config.emoji:
@@ -168,30 +148,26 @@ def open_validation(
             flags = ("--val-data", "--val-names", "--val-select")
             corpora.append(gallery(config.emoji, config.val_select, names, flags=flags))
         tasks = []
-        for spec, name in config.specs.items():
-            with naming(config.flag_of(spec)):
+        for spec, (name, flag) in config.specs.items():
+            with naming(flag):
                 source = str(parse_source(spec, "--val-data", TESTED))
                 splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
                 split = config.val_split if spec in config.val_data and splits else None
                 dataset = open_dataset(source, split, FaultCounter())
                 tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
-        return tasks if config.asked_for else [*tasks, open_held_out(whole.data, held_out)]
+        return tasks if config.emoji or tasks else [open_held_out(whole.data, getattr(loader, "held_out", None))]
 
     tasks = from_first(open_sets, world)
-    names_of_tasks = [task.name for task in tasks]
-    for name in names_of_tasks:
-        if names_of_tasks.count(name) > 1:
-            raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
-    return Validation(
-        tasks=tuple(tasks),
-        corpus=next(iter(corpora), None),
-        emoji=bool(config.emoji),
-        tokenizer=tokenizer,
-        preprocess=preprocess,
-        precision=config.val_precision,
-        batch_size=config.val_batch_size,
-        rows=functools.cache(rows),
-    )
+    name, count = Counter(task.name for task in tasks).most_common(1)[0] if tasks else ("", 0)
+    if count > 1:
+        raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
+    if config.best_metric:
+        check_metric(config.best_metric, tasks, bool(config.emoji), averages)
+    validation = Validation(tuple(tasks), next(iter(corpora), None), config, tokenizer, preprocess)
+    if loader is not None:
+        pairs = partial(training_rows, whole.data, preprocess, loader.noise, loader.source)
+        validation.rows = functools.cache(pairs)
+    return validation
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
@@ -209,8 +185,8 @@ def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
     place, size = redacted(str(source)), None if rows is None else len(rows)
     mark = fingerprint(HELD_OUT, place, data.split, data.select, data.caption_sampling)
     samples = partial(held_out_samples, data, rows, urls, damage)
-    facts: dict[str, Any] = {"size": size, "info": {"split": data.split}, "damage": damage}
-    return Dataset(name=HELD_OUT, kind="retrieval", samples=samples, fingerprint=mark, source=place, **facts)
+    facts: dict[str, Any] = {"name": HELD_OUT, "kind": "retrieval", "source": place, "info": {"split": data.split}}
+    return Dataset(**facts, samples=samples, fingerprint=mark, size=size, damage=damage)
 
 
 def held_out_samples(
@@ -221,15 +197,13 @@ def held_out_samples(
     reader = ShardReader(data.read_policy, split=Split(data.split or 0))
 
     def read() -> Iterator[tuple[Callable[[], Raw], str, str]]:
-        for number, row in enumerate(rows.rows if rows is not None else ()):
-            yield partial(cast(ImageRows, rows), number), row.key, ""
+        if rows is not None:
+            yield from ((partial(rows, number), row.key, "") for number, row in enumerate(rows.rows))
         for url in urls:
             try:
-                yield from (
-                    (partial(dict, raw), raw["__key__"], url)
-                    for raw in reader(url, lambda fault: None)
-                    if is_selected(raw, selector)
-                )
+                for raw in reader(url, lambda fault: None):
+                    if is_selected(raw, selector):
+                        yield partial(dict, raw), raw["__key__"], url
             except SampleFault as fault:
                 damage.add(fault, url=url)
 
@@ -243,58 +217,39 @@ def held_out_samples(
             damage.add(fault, key, url)
 
 
-class Best:
-    """Keeps the model with the best value of a metric in `folder`: model.safetensors, config.json and best.json.
-
-    A resumed run starts with best.json. lowest: lower is better. prefix: of the chosen model's metrics, "", "ema/" or
-    "swa/".
+def keep_best(folder: Path, wanted: ValidationConfig, step: int, metrics: Any, model: Any, tokenizer: Any) -> str:
+    """Keep the model of `metrics` in `folder`, with best.json, if --best-metric is better than there; returns a remark,
+    or an empty string.
     """
-
-    def __init__(self, folder: Path, metric: str, lowest: bool = False):
-        self.folder, self.metric, self.lowest = folder, metric, lowest
-        name = averaged_name(metric)
-        self.prefix = f"{name}/" if name else ""
-        self.value: float | None = None
-        if (folder / "best.json").exists():
-            kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
-            same = kept["metric"] == metric and kept.get("lowest", lowest) == lowest
-            self.value = kept["value"] if same else None
-
-    def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
-        """Keep the model of `metrics` if it is better than all before; returns a remark, or an empty string."""
-        value = metrics.get(self.metric)
-        if value is None:
-            near = ", ".join(nearest(self.metric, metrics))
-            hint = f"; near it: {near}" if near else ""
-            return f"best: this evaluation has no metric {self.metric!r} to choose by{hint}"
-        before, sign = self.value, -1 if self.lowest else 1
-        if not (value == value and (before is None or sign * value > sign * before)):
-            return ""
-        found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
-        with replacing_folder(self.folder) as place:
-            save_pretrained(model, place, tokenizer=tokenizer)
-            write_json(place / "best.json", found)
-        self.value = value
-        was = "" if before is None else f", before {before:.4g}"
-        return f"best {self.metric} so far, {value:.4g}{was}: kept in {self.folder}"
+    metric, value, file = wanted.best_metric, metrics.get(wanted.best_metric), folder / "best.json"
+    if value is None:
+        near = ", ".join(nearest(str(metric), metrics))
+        hint = f"; near it: {near}" if near else ""
+        return f"best: this evaluation has no metric {metric!r} to choose by{hint}"
+    kept = read_json(file) if file.exists() else {"metric": ""}
+    same = kept["metric"] == metric and kept.get("lowest", wanted.best_lowest) == wanted.best_lowest
+    before, sign = kept["value"] if same else None, -1 if wanted.best_lowest else 1
+    if not (value == value and (before is None or sign * value > sign * before)):
+        return ""
+    with replacing_folder(folder) as place:
+        save_pretrained(model, place, tokenizer=tokenizer)
+        found = {"step": step, "metric": metric, "lowest": wanted.best_lowest, "value": value}
+        write_json(place / "best.json", found)
+    was = "" if before is None else f", before {before:.4g}"
+    return f"best {metric} so far, {value:.4g}{was}: kept in {folder}"
 
 
-def averaged_name(metric: str) -> str:
-    """The averaged twin of a metric; empty for the model itself."""
-    first = metric.partition("/")[0]
-    return first if first in AVERAGES else ""
-
-
-def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
+def check_metric(metric: str, tasks: Sequence[Dataset], emoji: bool, averaged: Collection[str]) -> None:
     """FlagError for a metric that no evaluation of this run has. averaged: names of the averaged twins."""
-    twin = averaged_name(metric)
-    if twin and twin not in averaged:
+    twin, _, name = metric.partition("/")
+    if twin not in AVERAGES:
+        name = metric
+    elif twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
-    name = metric.removeprefix(f"{twin}/")
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
-    if validation.emoji:
+    known = [f"{task.name}/{figure}" for task in tasks for figure in TASKS[task.kind].names(task)]
+    if emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
-    if name in known or (validation.emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
+    if name in known or (emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
         return
     offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
     raise FlagError(f"--best-metric {metric} is a metric of none of the test sets: {offer}")

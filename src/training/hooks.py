@@ -14,22 +14,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.data.sources import Captioned, captioned_samples
-from prolip.embeddings import LEAST, check_enough
+from prolip.embeddings import check_enough
 from prolip.fitting import collect
-from prolip.fitting.collect import Least, RankPart, Rows, embed_images, embed_texts, hidden_encoder
+from prolip.fitting.collect import Least, RankPart, embed_images, embed_texts, hidden_encoder
 from prolip.methods import find_method, score_of
 from prolip.methods.accumulate import join_reps, split_batch
-from prolip.methods.base import Batch, Objective, PoolNeeds, Reps
+from prolip.methods.base import Batch
 from prolip.scores import Side
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
+from training import parallel as ranks
 from training.checkpoint.run_dir import write_json
 from training.config import changed
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel import distributed as ranks
-from training.parallel.distributed import World, from_first, gathered
-from training.parallel.sharding import whole_model
+from training.parallel import World, from_first, gathered, whole_model
 from training.state import Run
 
 T = TypeVar("T")
@@ -38,62 +37,49 @@ LARGEST_BIAS, ACCURACY = 1e4, 1e-4
 
 
 def together(work: Callable[[], T], world: World) -> T:
-    """The result of `work`, once all ranks have done it; FlagError on all where it failed on any.
-
-    Work with collectives of its own must fail on all ranks, or the others wait until a time-out.
-    """
+    """The result of `work`, once all ranks have done it; FlagError on all where it failed on any."""
     found, problem = None, ""
     try:
         found = work()
     except Exception as error:  # of files, object stores, decoders, or whatever the method brings
-        problem = words_of(error)
+        problem = explain(error) or f"{type(error).__name__}: {error}"
     if problem := gathered(problem, partial(max, key=len), world):
         raise FlagError(problem)
     return cast(T, found)
 
 
-def words_of(error: Exception) -> str:
-    """One line about an error."""
-    return explain(error) or f"{type(error).__name__}: {error}"
-
-
 def look_at_data(run: Run) -> None:
-    """Let the method look at all images and texts before the first step, and before every epoch if it wants that; all
-    ranks together. FlagError on all of them where that fails: there is nothing to train by.
+    """Let the method look at all images and texts before the first step, and before every epoch if it wants that.
+
+    Every rank embeds its share. FlagError on all ranks where that fails: there is nothing to train by.
     """
-    objective, at = run.trained.objective, run.at
+    objective, at, world, config = run.trained.objective, run.at, run.world, run.config
     wanted = objective.needs(objective.config).pool
     if wanted is None or not (at.step == 0 or (wanted.each_epoch and at.batch_in_epoch == 0)):
         return
-    start, model = time.perf_counter(), objective.model
-    training = model.training
-    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
-        objective.pool_state = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
-    model.train(training)
-    if run.world.is_first:
-        said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
-        run.outputs.log.say("\n".join([said, *objective.notes(run.data.global_batch)]))
-
-
-def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
-    """What the method keeps of the data, the same on all ranks, each of which embeds its share."""
-    world, config = run.world, run.config
     if config.data.dataset_resampled:
         raise FlagError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-    # as the model is evaluated, not as it is trained
-    autocast = autocast_for(config.val.val_precision, world.device)
-    points = not find_method(model.config["method_cfg"]["name"]).probabilistic
-    encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
+    start, training = time.perf_counter(), objective.model.training
+    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
+        model: Any = whole_model(objective.model, world, everywhere=True).eval()
+        # as the model is evaluated, not as it is trained
+        autocast = autocast_for(config.val.val_precision, world.device)
+        points = not find_method(model.config["method_cfg"]["name"]).probabilistic
+        encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
 
-    def share() -> RankPart:
-        texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
-        part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
-        lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))
-        return part if wanted.texts is None else part._replace(texts=list(lines))
+        def share() -> RankPart:
+            texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
+            part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
+            lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))
+            return part if wanted.texts is None else part._replace(texts=list(lines))
 
-    part = together(share, world)
-    pool = together(partial(collect.embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
-    return together(partial(run.trained.objective.before_training, score_of(model), pool), world)
+        part = together(share, world)
+        pool = together(partial(collect.embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
+        objective.pool_state = together(partial(objective.before_training, score_of(model), pool), world)
+    objective.model.train(training)
+    if world.is_first:
+        said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
+        run.outputs.log.say("\n".join([said, *objective.notes(run.data.global_batch)]))
 
 
 def samples_to_fit(run: Run) -> int:
@@ -102,19 +88,9 @@ def samples_to_fit(run: Run) -> int:
     return 0 if run.config.data.synthetic else objective.needs(objective.config).closing_samples
 
 
-def warn_of_few_samples(run: Run) -> None:
-    """Warn before the first step of too few pairs for the fit at the end."""
-    wanted, held = samples_to_fit(run), run.data.loader.dataset_samples
-    if wanted and min(wanted, held) < LEAST:
-        few = f"{min(wanted, held)} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
-        run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
-
-
 def fit_at_end(run: Run) -> int:
-    """Let the method fit to the trained model and its averaged twins; all ranks together.
-
-    Failures are logged; the model stays as it was trained. Returns the number of the signal that asked to stop before
-    it was done, on all ranks; 0: it is done.
+    """Let the method fit to the trained model and its averaged twins; failures are logged. Returns the number of the
+    signal that asked to stop before it was done, on all ranks; 0: it is done.
     """
     trained, wanted = run.trained, samples_to_fit(run)
     if not wanted:
@@ -128,7 +104,7 @@ def fit_at_end(run: Run) -> int:
             except Exception as error:  # the same on all ranks
                 if stop := ranks.largest(run.world, run.health.stop.number)[0]:
                     return stop
-                problem = problem or words_of(error)
+                problem = problem or explain(error) or f"{type(error).__name__}: {error}"
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
     if problem:
         remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
@@ -137,46 +113,42 @@ def fit_at_end(run: Run) -> int:
     return 0
 
 
-def encoder(run: Run, model: Any, side: Side) -> Callable[[Tensor], dict[str, Tensor]]:
-    """A tower in the precision of evaluations; InterruptedError once this rank was asked to stop."""
-    device = run.world.device
-    encode = hidden_encoder(model, side, device, autocast_for(run.config.val.val_precision, device))
-
-    def unless_stopped(batch: Tensor) -> dict[str, Tensor]:
-        if run.health.stop.number:
-            raise InterruptedError("asked to stop")
-        return encode(batch)
-
-    return unless_stopped
-
-
 def fit_model(run: Run, model: Any, wanted: int) -> int:
-    """Fit to one model; returns the number of pairs. Ranks share the images, the first one fits, and all take the
-    buffers that it has changed. Errors are raised on all ranks.
+    """Fit to one model, whose images the ranks share; returns the number of pairs. Errors are raised on all ranks.
 
     For N images and M texts the first rank holds at most 8 (N + M) D bytes, others 4 N D / W.
     """
-    world, training = run.world, model.training
+    world, training, objective = run.world, model.training, run.trained.objective
     whole = whole_model(model, world, everywhere=True).eval()
+    autocast = autocast_for(run.config.val.val_precision, world.device)
+
+    def encode(side: Side, batch: Tensor) -> dict[str, Tensor]:
+        if run.health.stop.number:
+            raise InterruptedError("asked to stop")
+        return hidden_encoder(whole, side, world.device, autocast)(batch)
 
     def fit() -> tuple[dict[str, Tensor], int]:
         joined = collect.join(parts, image)
         image.clear()  # `joined` holds them in order
         check_enough(len(joined.image_of))
-        pairs = embed_texts(joined, encoder(run, whole, "text"), run.outputs.tokenizer, whole.logit_scale.exp().item())
+        scale = whole.logit_scale.exp().item()
+        pairs = embed_texts(joined, partial(encode, "text"), run.outputs.tokenizer, scale)
         if pairs.caution:
             run.outputs.log.say(f"warning: {pairs.caution}")
-        run.trained.objective.after_training(whole, pairs)
+        objective.after_training(whole, pairs)
         fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
         return fitted, len(joined.image_of)
 
     try:
-        objective, encode = run.trained.objective, encoder(run, whole, "image")
-        held = Least(objective.needs(objective.config).closing_changes)
-        part = together(lambda: embed_images(share_of_samples(run, wanted), encode, held=held), world)
+        images, held = partial(encode, "image"), Least(objective.needs(objective.config).closing_changes)
+        part = together(lambda: embed_images(share_of_samples(run, wanted), images, held=held), world)
         held.limit = gathered(held.names, partial(least_of, most=held.most), world)
-        part = together(lambda: collect.embed_changed(part, held, encode, run.outputs.preprocess), world)
-        parts, image = collect_part(part, world)
+        part = together(lambda: collect.embed_changed(part, held, images, run.outputs.preprocess), world)
+        parts = ranks.collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
+        shapes = {name: x for found in (part, *parts) for name, x in found.image.items()}  # a rank may have no image
+        counts = {name: [one.rows_of(name) for one in parts] for name in shapes}
+        own = {name: part.image.get(name, x) for name, x in shapes.items()}
+        image = {name: ranks.collect_rows(x, counts[name], world) for name, x in own.items()}
         fitted, count = from_first(fit, world)
         model.load_state_dict(fitted, strict=False)
     finally:
@@ -189,30 +161,19 @@ def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
     return max(sorted(name for own in names for name in own)[:most], default=(0, ""))
 
 
-def collect_part(part: RankPart, world: World) -> tuple[list[RankPart], Rows]:
-    """The parts of all ranks on rank 0, without their images' rows, and these rows in the order of ranks."""
-    parts = ranks.collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
-    shapes = {name: x for found in (part, *parts) for name, x in found.image.items()}  # a rank may have no image
-    counts = {name: [one.rows_of(name) for one in parts] for name in shapes}
-    return parts, {name: ranks.collect_rows(part.image.get(name, x), counts[name], world) for name, x in shapes.items()}
-
-
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
-    """This rank's share of at most so many samples of the training data, with the loader's noise: random rows, or the
-    first of shards in random order through the loader's shuffle buffer.
-    """
-    world, loader = run.world, run.data.loader
-    config, preprocess, rank, ranks = run.config.data, run.outputs.preprocess, world.rank, world.world_size
-    return captioned_samples(config, preprocess, most, rank, ranks, noise=loader.noise, source=loader.source)
+    """This rank's share of at most so many samples of the training data in random order, with the loader's noise."""
+    world, loader, preprocess = run.world, run.data.loader, run.outputs.preprocess
+    place = world.rank, world.world_size
+    return captioned_samples(run.config.data, preprocess, most, *place, noise=loader.noise, source=loader.source)
 
 
-# --- the first bias --------------------------------------------------------------------------------------------------
 def start_bias(run: Run, batch: Batch) -> None:
-    """Set the bias by the first batch, where the loss has no slope in it, and save it with the config."""
+    """Set the bias by the first batch, and save it with the config."""
     before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
     set_bias(run, value)
-    balance = "where the loss of the first batch is balanced"
-    run.outputs.log.say(f"bias {value:.4g}, {balance}; the weights had {before:.4g}")
+    what = "where the loss of the first batch is balanced; the weights had"
+    run.outputs.log.say(f"bias {value:.4g}, {what} {before:.4g}")
     if run.world.is_first:
         write_json(run.outputs.folder / "config.json", run.config.to_dict())
 
@@ -226,30 +187,29 @@ def set_bias(run: Run, value: float) -> None:
 
 
 def balanced_bias(run: Run, batch: Batch) -> float:
-    """The bias at which the method's own loss of the first batch, of all ranks, has no slope in the bias."""
-    trained, devices = run.trained, [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    """The bias at which the method's own loss of the first batch, of all ranks, has no slope in the bias.
+
+    The slope, dL/db of the global batch, rises with the bias. FlagError where it has no zero.
+    """
+    from scipy.optimize import bisect  # late: most runs need none of it
+
+    trained, world = run.trained, run.world
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     batch = trained.objective.prepare(batch, 0)
     with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"), trained.autocast():
         with torch.no_grad():
             pieces = [trained.objective.embed(piece) for piece in split_batch(batch, trained.accum_freq)]
         reps = join_reps(pieces, trained.objective.shared)
-        return ranks.share_object(root(lambda bias: slope(trained.objective, reps, batch, bias, run.world)), run.world)
 
+        def slope(bias: float) -> float:
+            b = torch.full_like(reps["bias"], bias, requires_grad=True)
+            found = torch.autograd.grad(trained.objective.terms(reps | {"bias": b}, batch)["loss"], b)[0].double()
+            if world.world_size > 1:
+                dist.all_reduce(found)
+            return found.item()
 
-def slope(objective: Objective, reps: Reps, batch: Batch, bias: float, world: World) -> float:
-    """dL/db of the global batch, the mean over ranks; the same on all of them."""
-    b = torch.full_like(reps["bias"], bias, requires_grad=True)
-    found = torch.autograd.grad(objective.terms(reps | {"bias": b}, batch)["loss"], b)[0].double()
-    if world.world_size > 1:
-        dist.all_reduce(found)
-    return found.item() / world.world_size
-
-
-def root(rising: Callable[[float], float]) -> float:
-    """The zero of a rising function of the bias, by bisection; FlagError where it has none."""
-    from scipy.optimize import bisect  # late: most runs need none of it
-
-    if not rising(-LARGEST_BIAS) < 0 < rising(LARGEST_BIAS):
-        why = "no bias balances matching and other pairs of the first batch"
-        raise FlagError(f"--init-logit-bias auto, and {why}: give a number such as --init-logit-bias -10")
-    return round(bisect(rising, -LARGEST_BIAS, LARGEST_BIAS, xtol=ACCURACY), 4)
+        if not slope(-LARGEST_BIAS) < 0 < slope(LARGEST_BIAS):
+            why = "no bias balances matching and other pairs of the first batch"
+            raise FlagError(f"--init-logit-bias auto, and {why}: give a number such as --init-logit-bias -10")
+        found = round(bisect(slope, -LARGEST_BIAS, LARGEST_BIAS, xtol=ACCURACY), 4)
+        return ranks.share_object(found, world)

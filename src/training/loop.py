@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from prolip.embeddings import LEAST
 from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import RECALL, Batch, Terms
 from prolip.utils.fields import AUTO
-from training.checkpoint.state_dict import save
-from training.config import ValidationConfig
-from training.health.nonfinite import NonFiniteError
+from training.checkpoint.resume import save
+from training.health.errors import NonFiniteError
+from training.health.log import Stopwatch, progress_line
 from training.health.signals import Stopped
-from training.hooks import fit_at_end, look_at_data, start_bias, warn_of_few_samples
-from training.log import Stopwatch, peak_memory, progress_line
-from training.optim import gradient_norms, learning_rate_factor, parameter_norms, release_gradients, set_learning_rate
-from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
-from training.parallel.sharding import whole_model
-from training.state import DataState, Position, Run, TrainState
+from training.hooks import fit_at_end, look_at_data, samples_to_fit, start_bias
+from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
+from training.parallel import collect_objects, largest, seed_step, wait_for_all, whole_model
+from training.state import AVERAGES, DataState, Run, TrainState
 
 #: GradScaler halves its scale (2^16 at first) at every step that overflows. Below this the scale is not the cause.
 MIN_LOSS_SCALE = 1e-4
@@ -31,8 +31,10 @@ MIN_LOSS_SCALE = 1e-4
 
 # --- one step --------------------------------------------------------------------------------------------------------
 def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
-    """Optimiser step `step` (from 0) on the local batch; returns its terms on the device. The host does not wait for
-    it, unless the optimiser is not a fused one: see `update_parameters`.
+    """Optimiser step `step` (from 0) on the local batch; returns its terms on the device.
+
+    The update is skipped where a gradient is not finite (fp16: by GradScaler's rule). The host does not wait for it,
+    unless the optimiser is not a fused one.
     """
     frozen = [tower for tower, stage in trained.stages.items() if step < stage.frozen]
     backbones = {tower: stage.factor(step) for tower, stage in trained.stages.items()}
@@ -41,11 +43,23 @@ def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
 
     batch = trained.objective.prepare(batch, step)
     terms = accumulate_backward(trained.network, batch, trained.accum_freq, trained.autocast, trained.scaler.scale)
-    release_gradients(trained.optimizer, frozen)
+    for group in trained.optimizer.param_groups:
+        for parameter in group["params"] if group["backbone"] in frozen else ():
+            parameter.grad = None  # neither clipping, nor decay, nor moments see it
     trained.scaler.unscale_(trained.optimizer)
     terms |= gradient_norms(trained.parts, trained.config.grad_clip_norm)
-
-    update_parameters(trained, terms)
+    optimizer: Any = trained.optimizer
+    if trained.scaler.is_enabled():
+        trained.scaler.step(optimizer)
+        trained.scaler.update()
+    else:
+        hold = trained.gate.hold(terms["grad_norm"])
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale, optimizer.found_inf = None, hold
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf
+        elif not hold.item():
+            optimizer.step()
     trained.optimizer.zero_grad(set_to_none=True)
     trained.objective.after_step()
     for average in trained.averages.values():
@@ -56,30 +70,10 @@ def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
 def on_device(data: DataState, batch: Batch, step: int, device: torch.device) -> Batch:
     """The batch of step `step` on the device, augmented there; lists stay, and the host does not wait."""
     batch = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    if data.augment is not None:
-        batch["image"] = data.augment(batch["image"], step)
-    if data.token_augment is not None:
-        batch["text"] = data.token_augment(batch["text"], step)
+    for name, augment in (("image", data.augment), ("text", data.token_augment)):
+        if augment is not None:
+            batch[name] = augment(batch[name], step)
     return batch
-
-
-def update_parameters(trained: TrainState, terms: Terms) -> None:
-    """The optimiser's step, skipped where a gradient is not finite. (fp16's GradScaler has a rule of its own.)
-
-    Fused optimisers read the flag on the device; for others the host reads this one number.
-    """
-    optimizer: Any = trained.optimizer
-    if trained.scaler.is_enabled():
-        trained.scaler.step(optimizer)
-        trained.scaler.update()
-        return
-    hold = trained.gate.hold(terms["grad_norm"])
-    if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.grad_scale, optimizer.found_inf = None, hold
-        optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf
-    elif not hold.item():
-        optimizer.step()
 
 
 # --- all steps -------------------------------------------------------------------------------------------------------
@@ -90,7 +84,10 @@ def train(run: Run) -> None:
     run.health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
-        warn_of_few_samples(run)
+        wanted, held = samples_to_fit(run), loader.dataset_samples
+        if wanted and (least := min(wanted, held)) < LEAST:
+            few = f"{least} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
+            run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
     elif not at.closed:  # it was stopped in the fit at the end
         fit_or_stop(run, watch)
         checked_save(run, watch)
@@ -99,7 +96,8 @@ def train(run: Run) -> None:
     while at.step < run.total_steps:
         look_at_data(run)
         loader.set_epoch(at.epoch)
-        for batch in timed(iter(loader), watch):
+        batches = iter(loader)
+        while (batch := watch.waiting(partial(next, batches, None))) is not None:
             at.step += 1
             at.batch_in_epoch += 1
             take_step(run, batch, watch)
@@ -137,17 +135,6 @@ def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
     watch.samples += run.data.global_batch
 
 
-def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
-    """The same batches; the time of waiting for them goes to the watch."""
-    while True:
-        start = time.perf_counter()
-        batch = next(batches, None)
-        watch.waited += time.perf_counter() - start
-        if batch is None:
-            return
-        yield batch
-
-
 def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     """Wait for the device, stop on a non-finite term, then write a line and an object of metrics."""
     warn_of_bad_steps(run)
@@ -157,17 +144,22 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     factor = learning_rate_factor(at.step - 1, total, trained.config)
     values = means | watch.lap() | {"lr": trained.config.lr * factor}
     epoch = at.epoch + at.batch_in_epoch / run.data.loader.num_batches
-    faults = total_faults(collect_objects(dict(run.data.loader.faults()), run.world))
+    counts = sum(map(Counter, collect_objects(dict(run.data.loader.faults()), run.world)), Counter[str]())
+    faults = {kind: count for kind, count in counts.items() if kind not in ("samples", "shards")}
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     shown = {name: value for name, value in values.items() if name not in trained.objective.details}
     statistics, chance = trained.objective.statistics, health.chance
-    run.outputs.log.say(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
+    place = at.step, total, epoch
+    run.outputs.log.say(progress_line(shown, place, left, faults, statistics, chance.candidates))
     if RECALL in values and (warning := chance.judge(at.step, values[RECALL])):
         run.outputs.log.say(warning)
     extra = {"epoch": epoch, "samples": at.step * run.data.global_batch, "seconds": seconds}
     if health.utilisation is not None:
         extra["mfu"] = health.utilisation * values["samples_per_second"]
-    extra |= {"memory_gib": peak_memory(run.world.device)} | parameter_norms(trained.parts)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    if run.world.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(run.world.device) / 2**30
+    extra |= {"memory_gib": peak} | parameter_norms(trained.parts)
     if trained.scaler.is_enabled():
         extra["loss_scale"] = trained.scaler.get_scale()
     if health.meter.bad_steps:
@@ -188,12 +180,6 @@ def warn_of_bad_steps(run: Run) -> None:
             f"{scaler.get_scale():.2g}; the parameters were left as they were. Resume from an earlier checkpoint "
             "with --precision amp_bf16 or fp32, or a lower --lr"
         )
-
-
-def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
-    """Faults by kind over all ranks."""
-    total = sum(map(Counter, counts), Counter[str]())  # which leaves out zeros
-    return {kind: count for kind, count in total.items() if kind not in ("samples", "shards")}
 
 
 # --- checkpoints, stops ----------------------------------------------------------------------------------------------
@@ -241,20 +227,15 @@ def checked_save(run: Run, watch: Stopwatch) -> None:
 
 
 # --- evaluations -----------------------------------------------------------------------------------------------------
-def evaluation_due(wanted: ValidationConfig, at: Position, total_steps: int) -> bool:
-    """Whether an evaluation is due at this position: at the end, by steps, or between epochs."""
-    by_steps = bool(wanted.val_every_steps) and at.step % (wanted.val_every_steps or 1) == 0
-    by_epochs = bool(wanted.val_frequency) and at.batch_in_epoch == 0 and at.epoch % wanted.val_frequency == 0
-    return at.step == total_steps or by_steps or by_epochs
-
-
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
-    """Evaluate the model and its averaged twins by all ranks where that is due and was not done at this step.
-
-    Stopped, between two test sets, where any rank was asked to: the resumed run evaluates again.
+    """Evaluate the model and its averaged twins where that is due and was not done at this step; Stopped between two
+    test sets: the resumed run evaluates again.
     """
-    evals, world, log, step = run.evals, run.world, run.outputs.log, run.at.step
-    if evals.validation is None or evals.step == step or not evaluation_due(run.config.val, run.at, run.total_steps):
+    evals, world, log, step, wanted = run.evals, run.world, run.outputs.log, run.at.step, run.config.val
+    by_steps = wanted.val_every_steps and step % wanted.val_every_steps == 0
+    by_epochs = wanted.val_frequency and run.at.batch_in_epoch == 0 and run.at.epoch % wanted.val_frequency == 0
+    due = step == run.total_steps or by_steps or by_epochs
+    if evals.validation is None or evals.step == step or not due:
         return
     start, evals.results = time.perf_counter(), {}
     models: dict[str, Any] = {"": run.trained.objective.model}
@@ -288,11 +269,14 @@ def evaluate(run: Run, watch: Stopwatch, prefix: str, model: Any) -> str:
     with torch.compiler.set_stance("force_eager"):  # other batch sizes would each be compiled for minutes
         last = step == run.total_steps and not prefix
         found = evals.results[prefix] = evals.validation.measure(model, world, stop_if_asked, last)
-    best = evals.best
-    if best is None or best.prefix != prefix or not world.is_first:
+    metric, outputs = run.config.val.best_metric or "", run.outputs
+    twin, slash, _ = metric.partition("/")
+    if not metric or prefix != (twin + slash if twin in AVERAGES else "") or not world.is_first:
         return ""
+    from training.evaluate import keep_best  # late: it brings scipy and more
+
     try:
         own = {prefix + name: value for name, value in found.metrics.items()}
-        return best.offer(step, own, model, run.outputs.tokenizer)
+        return keep_best(outputs.folder / "best", run.config.val, step, own, model, outputs.tokenizer)
     except Exception as error:  # files have exceptions of many kinds
         return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"

@@ -1,8 +1,7 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
-Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped behind a
-checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
-whenever one of its processes does not end with 0.)
+Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped after a checkpoint
+by a signal, 130 left at once by a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -94,7 +93,13 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
         if setting not in flags.get(section, {}):
             own, secret = flag_of(setting), "what may be secret in it (user info, query, command)"
             raise FlagError(f"--config {path} holds {own} without {secret}: give {own} again")
-    return build_config(method, merge(saved, flags))
+    merged = {section: dict(saved.get(section, {})) | flags.get(section, {}) for section in {**saved, **flags}}
+    for settings in ALTERNATIVES:
+        typed = [(section, name) for section, name in settings if name in flags.get(section, {})]
+        for section, name in settings if typed else ():
+            if (section, name) not in typed:
+                merged.get(section, {}).pop(name, None)
+    return build_config(method, merged)
 
 
 def own_config(early: argparse.Namespace) -> str | None:
@@ -112,24 +117,18 @@ def own_config(early: argparse.Namespace) -> str | None:
     return str(file) if file.is_file() else None
 
 
-def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Settings of the file, replaced by those of the flags."""
-    merged = {section: dict(saved.get(section, {})) | flags.get(section, {}) for section in {**saved, **flags}}
-    for settings in ALTERNATIVES:
-        given = [name in flags.get(section, {}) for section, name in settings]
-        for (section, name), own in zip(settings, given):
-            if any(given) and not own:
-                merged.get(section, {}).pop(name, None)
-    return merged
-
-
 @console.cleaning()
 def main(arguments: Sequence[str] | None = None, prog: str = "training.main") -> int:
     """Run a command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         config = parse(arguments, prog)
-        start(config)
+        from prolip.data.reading.csv import show_counts
+        from training.run import run
+
+        if first_rank():
+            show_counts()
+        run(config)
     except KeyboardInterrupt:
         complain(f"interrupted: {WAY_ON}")
         return console.EXIT_INTERRUPTED
@@ -144,8 +143,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
             complain(console.one_line(error))
         return 2
     except Exception as error:
-        from training.health.errors import explain
-        from training.health.nonfinite import NonFiniteError
+        from training.health.errors import NonFiniteError, explain
 
         text = explain(error)
         if text is None or "--traceback" in arguments:
@@ -169,16 +167,6 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
     place = [] if folder.parent == Path(type(config.run).output) else ["--output", str(folder.parent)]
     hidden = [f"{flag_of(name.partition('.')[2])} (as before)" for name in config.to_dict().get(REDACTED, {})]
     return " ".join([program, shlex.join(["--name", folder.name, "--resume", "latest", *place]), *hidden])
-
-
-def start(config: Config) -> None:
-    """Run it; rank 0 shows the counts of the tables that it reads."""
-    from prolip.data.reading.csv import show_counts
-    from training.run import run
-
-    if first_rank():
-        show_counts()
-    run(config)
 
 
 def first_rank() -> bool:

@@ -25,7 +25,6 @@ from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augment
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Transform
-from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.checkpoint import save_pretrained
@@ -34,10 +33,10 @@ from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.random import Draws
 from prolip.utils.flags import FlagError
-from training.checkpoint.reader import check_checkpoint, load_checkpoint
+from training.checkpoint.files import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
 from training.model_options import create_model
-from training.parallel.distributed import World
+from training.parallel import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
@@ -67,7 +66,12 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     elif not wanted.pretrained and ":" not in wanted.model:
         what = f"--method {config.method} goes on with a trained model, --model {wanted.model} has random weights"
         raise FlagError(f"{what}: give --model local-dir:RUN/model, or --pretrained")
-    check_served(config)
+    architecture, _ = get_model_config(wanted.model, tag=wanted.pretrained)
+    if wanted.force_image_size is not None:
+        architecture["vision_cfg"]["image_size"] = wanted.force_image_size
+    if reason := chosen.objective.unserved(config.objective, architecture):
+        towers = "; ".join(kinds_of(architecture))
+        raise FlagError(f"--method {config.method} does not train --model {wanted.model} ({towers}): {reason}")
     model, transform, preprocess = create_model(wanted, device, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
@@ -80,21 +84,9 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     return model, halves[0] if halves else transform, preprocess
 
 
-def check_served(config: Config) -> None:
-    """FlagError where the method cannot train such a model, before anything is built."""
-    wanted = config.model
-    architecture, _ = get_model_config(wanted.model, tag=wanted.pretrained)
-    if wanted.force_image_size is not None:
-        architecture["vision_cfg"]["image_size"] = wanted.force_image_size
-    if reason := find_method(config.method).objective.unserved(config.objective, architecture):
-        towers = "; ".join(kinds_of(architecture))
-        raise FlagError(f"--method {config.method} does not train --model {wanted.model} ({towers}): {reason}")
-
-
 def settle_statistics(config: Config, world: World, model: Any) -> str | None:
-    """Let BatchNorm keep the running statistics of trained weights; returns a note for the log, None without BatchNorm.
-
-    From random weights it takes those of each batch. FlagError where that is no single pass of one process.
+    """Let BatchNorm keep the running statistics of trained weights, else take those of each batch: FlagError where that
+    is no single pass of one process. Returns a note for the log, None without BatchNorm.
     """
     if not any(isinstance(part, BatchNorm) and part.training for part in model.modules()):
         return None
@@ -102,12 +94,12 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
         for tower in model.towers().values():
             tower.keep_statistics()
         return "BatchNorm keeps the running statistics of the weights that the run starts from; its parameters learn"
-    cuts = [f"{world.world_size} ranks"] * (world.world_size > 1)
-    cuts += [f"--accum-freq {config.run.accum_freq}"] * (config.run.accum_freq > 1)
-    cuts += ["--grad-checkpointing"] * config.model.grad_checkpointing
-    if cuts:
+    accum = config.run.accum_freq
+    cuts = {f"{world.world_size} ranks": world.world_size > 1, f"--accum-freq {accum}": accum > 1}
+    cuts["--grad-checkpointing"] = config.model.grad_checkpointing
+    if cut := next((cut for cut, there in cuts.items() if there), None):
         raise FlagError(
-            f"{cuts[0]}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a "
+            f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a "
             "whole batch in one pass: train without, or start from trained weights (--pretrained)"
         )
     return "BatchNorm takes the statistics of each batch, as the run starts from random weights"
@@ -129,30 +121,20 @@ def export_checkpoint(address: str, folder: Path, average: str | None = None) ->
     return save_pretrained(model, folder, tokenizer=build_tokenizer(config))
 
 
-def build_teacher(address: str | None, device: torch.device) -> nn.Module | None:
-    """The frozen model that a method learns from, or None."""
-    if address is None:
-        return None
-    with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
-        teacher = create_model_from_pretrained(address, device=device, return_transform=False)
-    return teacher.eval().requires_grad_(False)
-
-
 def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
     """FlagError where OpenCLIP's augmentation has no such setting, or it is no share."""
     known = [field.name for field in dataclasses.fields(AugmentationCfg)]
+    shares = ("color_jitter_prob", "gray_scale_prob", "re_prob")
     for name, value in aug_cfg.items():
         if name not in known:
             raise FlagError(f"--aug-cfg {name}={value} is unknown: it has {', '.join(known)}")
-    scale = aug_cfg.get("scale", (0.9, 1.0))
-    numbers = scale if isinstance(scale, (list, tuple)) else ()
-    real = len(numbers) == 2 and all(isinstance(number, (int, float)) for number in numbers)
-    if not (real and 0 < numbers[0] <= numbers[1] <= 1):
-        raise FlagError(f"--aug-cfg scale={scale}: give two shares of the image, the smaller first, such as (0.8,1.0)")
-    for name in ("color_jitter_prob", "gray_scale_prob", "re_prob"):
-        value = aug_cfg.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
+        if name in shares and value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
             raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
+        numbers = value if name == "scale" else (1, 1)
+        real = isinstance(numbers, (list, tuple)) and all(isinstance(number, (int, float)) for number in numbers)
+        if not (real and len(numbers) == 2 and 0 < numbers[0] <= numbers[1] <= 1):
+            remedy = "give two shares of the image, the smaller first, such as (0.8,1.0)"
+            raise FlagError(f"--aug-cfg scale={value}: {remedy}")
 
 
 def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
@@ -177,9 +159,7 @@ def build_augment(config: Config, model: Any, device: torch.device, draws: Draws
     return augment.to(device)
 
 
-def build_token_augment(
-    config: Config, model: Any, tokenizer: Any, device: torch.device, draws: Draws
-) -> TokenAugment | None:
+def build_token_augment(config: Config, model: Any, tokenizer: Any, device: Any, draws: Draws) -> TokenAugment | None:
     """Augmentation of token ids on the device; None where none is asked for. FlagError without a [MASK] to put in."""
     if not any(config.augment.token_shares):
         return None
@@ -198,7 +178,7 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
-    """The objective in DDP when there are several ranks and it is not sharded; its graph is static, which allows
+    """The objective in DDP when there are several ranks and it is not sharded. Its graph is static, which allows
     recomputed blocks.
     """
     if world.world_size == 1 or settings.fsdp:
@@ -214,14 +194,8 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
         static_graph=settings.accum_freq == 1,
         **{buffers: False},  # type: ignore[arg-type]
     )
-    order_buckets(network, objective)
-    return network
-
-
-def order_buckets(network: nn.Module, objective: Objective) -> None:
-    """Let DDP fix the order of its buckets, in which ranks add numbers, now by gradients of zero, instead of after a
-    run's first step: else a resumed run would differ by rounding.
-    """
+    # gradients of zero fix the order of DDP's buckets, in which ranks add numbers, now instead of after a run's first
+    # step: else a resumed run would differ by rounding
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731
     objective.forward = nothing  # type: ignore[method-assign]
@@ -230,6 +204,7 @@ def order_buckets(network: nn.Module, objective: Objective) -> None:
     del objective.forward
     for parameter in trained:
         parameter.grad = None
+    return network
 
 
 def check_precision(flag: str, precision: str, device: torch.device) -> None:

@@ -78,27 +78,21 @@ def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: d
     from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
 
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    changes = {name: value for name in KEYS if (value := getattr(wanted, name)) not in (None, AUTO)}
-    if method is not None:
-        changes["method_cfg"] = method
-    if wanted.mask_padding:
-        changes["mask_padding"] = True
-    if wanted.init_logit_scale is not None:
-        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
+    scale = None if wanted.init_logit_scale is None else math.log(wanted.init_logit_scale)
+    given = {name: getattr(wanted, name) for name in KEYS} | {"init_logit_scale": scale, "method_cfg": method}
+    given["mask_padding"] = wanted.mask_padding or None
+    changes = {name: value for name, value in given.items() if value not in (None, AUTO)}
+    same = ("pretrained", "force_image_size", "force_context_length", "image_resize_mode")
     model, transform, preprocess = create_model_and_transforms(
         wanted.model,
-        pretrained=wanted.pretrained,
         device=device,
-        force_image_size=wanted.force_image_size,
-        force_context_length=wanted.force_context_length,
         load_weights=load_weights,
-        image_resize_mode=wanted.image_resize_mode,
         aug_cfg=augmentation,
+        **{name: getattr(wanted, name) for name in same},
         **changes,
     )
-    for name in ("init_logit_scale", "init_logit_bias"):  # whatever the weights have
-        if name in changes:
-            getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
+    for name in changes.keys() & {"init_logit_scale", "init_logit_bias"}:  # whatever the weights have
+        getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
     if wanted.lock_image:
         model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
     if wanted.lock_text:

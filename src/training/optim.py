@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,21 +18,25 @@ from training.config import OptimConfig
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimiser over the objective's trainable parameters, fused where torch offers it.
-
-    Hybrid ones (Muon) use their AdamW part for parameters without weight decay. ValueError where it cannot be used.
+    """timm's optimiser over the objective's trainable parameters, fused where torch offers it; hybrid ones (Muon) use
+    their AdamW part for parameters without weight decay. ValueError where it cannot be used.
     """
     groups = parameter_groups(objective, config)
     if not groups:
         raise ValueError("every parameter is frozen: leave one tower unlocked")
-    check_backbones(groups, config)
+    trained = {group["backbone"] for group in groups}
+    for tower, names in backbone_flags(config).items():
+        if tower not in trained:
+            what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
+            raise FlagError(f"{what}: leave it out, or --lock-{tower}")
+    if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
+        towers = " and ".join(sorted(map(str, trained)))
+        remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
+        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
     accepted = inspect.signature(get_optimizer_class(config.opt, bind_defaults=False)).parameters
-    settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps}
-    if config.momentum is not None:
-        settings["momentum"] = config.momentum
-    settings = {name: value for name, value in settings.items() if name in accepted}
-    if "fused" in accepted:
-        settings["fused"] = True
+    settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+    settings["momentum"] = config.momentum
+    settings = {name: value for name, value in settings.items() if name in accepted and value is not None}
     if get_optimizer_info(config.opt.lower()).second_order:
         raise FlagError(f"--opt {config.opt} wants second derivatives, which the loss does not offer: use adamw")
     try:
@@ -44,9 +48,8 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
 def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]]:
     """Trainable parameters grouped by (weight decay, learning-rate multiplier), in their own order.
 
-    As in timm, vectors, scalars and `model.no_weight_decay()` (tokens, positions) have no decay. The multiplier,
-    `lr_scale`, is `logit_lr_mult` for `model.logit_parameters()`, else layer_decay^depth by `model.depths()`, times
-    that of the backbone. `backbone`: tower of a backbone with settings of its own.
+    As in timm, vectors, scalars and `model.no_weight_decay()` (tokens, positions) have no decay. The multiplier is
+    `logit_lr_mult` for `model.logit_parameters()`, else layer_decay^depth by `model.depths()`, times the backbone's.
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
@@ -60,8 +63,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         name = full_name.removeprefix("model.")
         decays = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
         scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
-        tower = backbone.get(name)
-        if tower is not None:
+        if (tower := backbone.get(name)) is not None:
             scale *= getattr(config, f"{tower}_lr_mult")
         if name in logit:
             scale = config.logit_lr_mult
@@ -79,24 +81,9 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
 def backbone_flags(config: OptimConfig) -> dict[str, list[str]]:
     """Tower -> settings of its backbone that are not the defaults; only towers with some."""
     plain = OptimConfig()
-    found = {}
-    for tower in ("image", "text"):
-        names = (f"{tower}_lr_mult", f"{tower}_freeze_epochs")
-        found[tower] = [name for name in names if getattr(config, name) != getattr(plain, name)]
+    names = {tower: (f"{tower}_lr_mult", f"{tower}_freeze_epochs") for tower in ("image", "text")}
+    found = {tower: [x for x in of if getattr(config, x) != getattr(plain, x)] for tower, of in names.items()}
     return {tower: own for tower, own in found.items() if own}
-
-
-def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) -> None:
-    """FlagError where a backbone with settings is not trained, or where everything trained is frozen at first."""
-    trained = {group["backbone"] for group in groups}
-    for tower, names in backbone_flags(config).items():
-        if tower not in trained:
-            what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
-            raise FlagError(f"{what}: leave it out, or --lock-{tower}")
-    if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
-        towers = " and ".join(sorted(map(str, trained)))
-        remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
-        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
 
 
 class Stage(NamedTuple):
@@ -129,21 +116,13 @@ def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str
     return found
 
 
-def release_gradients(optimizer: torch.optim.Optimizer, towers: Collection[str]) -> None:
-    """Drop the gradients of these backbones, so that neither clipping, nor decay, nor moments see them."""
-    for group in optimizer.param_groups:
-        if group["backbone"] in towers:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     """Factor on the learning rate of 0-based step `step` of `total`.
 
     Warm-up: (step + 1) / warmup. After it, with r = lr_min_ratio,
-    cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup);
-    wsd (warm-up, stable, decay): 1, then linearly from 1 to r over the last decay_fraction of all steps; const: 1;
-    step: lr_step_factor ** (number of milestones behind), each a share of all steps.
+    cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup); const: 1;
+    wsd: 1, then linearly from 1 to r over the last decay_fraction of all steps;
+    step: lr_step_factor ** (number of milestones passed), each a share of all steps.
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
@@ -160,20 +139,14 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float, backbones: Mapping[str, float] | None = None
-) -> float:
-    """Write lr * factor * the group's own multiplier * that of its backbone into every group; returns lr * factor."""
+def set_learning_rate(optimizer: Any, config: OptimConfig, factor: float, backbones: Mapping[str, float]) -> None:
+    """Write lr * factor * the group's own multiplier * that of its backbone into every group."""
     for group in optimizer.param_groups:
-        group["lr"] = config.lr * factor * group["lr_scale"] * (backbones or {}).get(group["backbone"], 1.0)
-    return config.lr * factor
+        group["lr"] = config.lr * factor * group["lr_scale"] * backbones.get(group["backbone"], 1.0)
 
 
 class EpochAverage(ModelEmaV3):
-    """The mean of the weights after some steps, the ends of epochs: SWA (Izmailov et al. 2018).
-
-    steps: in their order; `module` is an average from the first of them on. Running statistics are averaged as weights.
-    """
+    """The mean of the weights after `steps`, the ends of epochs: SWA (Izmailov et al. 2018)."""
 
     def __init__(self, model: nn.Module, steps: Sequence[int], foreach: bool = True):
         super().__init__(model, decay=0.0, foreach=foreach)

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from prolip.data.loader import Loader, build_loader
+from prolip.factory import create_model_from_pretrained
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
@@ -23,26 +24,20 @@ from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from training import model as parts
-from training.checkpoint.reader import read_checkpoint
-from training.checkpoint.resume import acquire_run_dir, open_records, resume
-from training.checkpoint.run_dir import write_json, write_status
-from training.checkpoint.storage import Storage
+from training import parallel as ranks
+from training.checkpoint.files import Storage, read_checkpoint
+from training.checkpoint.resume import open_records, resume
+from training.checkpoint.run_dir import claim, write_json, write_status
 from training.config import Config
 from training.defaults import rows_per_rank, settle, settle_model, settle_workers, total_steps
-from training.health.errors import explain
-from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.errors import LossMeter, NonFiniteGuard, explain
+from training.health.log import ChanceWatch, RunLog, duration
 from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, Watchdog
 from training.hooks import set_bias
-from training.log import ChanceWatch, RunLog, count_parameters, duration
 from training.loop import train
 from training.optim import build_averages, build_optimizer, params_by_tower, stages_of
-from training.parallel import distributed as ranks
-from training.parallel.distributed import World
-from training.parallel.sharding import shard_model, whole_model
+from training.parallel import World, shard_model, whole_model
 from training.state import Clock, DataState, EvalState, Health, Run, RunOutputs, TrainState
-
-if TYPE_CHECKING:
-    from training.evaluate import Validation
 
 
 def run(config: Config) -> Path:
@@ -122,8 +117,12 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
     tokenizer = parts.build_tokenizer(config)  # first: what is missing shows at once
-    with heard("prolip.models.checkpoint") as weights:
+    (part := logging.getLogger("prolip.models.checkpoint")).setLevel(logging.INFO)
+    part.addHandler(listener := BufferingHandler(capacity=10_000))
+    try:
         model, transform, preprocess = parts.build_model(config, world.device)
+    finally:
+        part.removeHandler(listener)
     statistics = parts.settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     rows = loader.config.batch_size
@@ -132,19 +131,15 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
     draws = trained.objective.context.draws
-    averaged = list(trained.averages)
-    evals = EvalState(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
+    evals = build_evals(config, world, loader, trained.averages, tokenizer, preprocess)
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
-    address, passed_over = acquire_run_dir(config, world, folder, storage, held or contextlib.ExitStack())
+    claimed = partial(claim, settings, folder, storage, held or contextlib.ExitStack())
+    address, passed_over = ranks.from_first(claimed, world)
     checkpoint = read_checkpoint(address, world) if address else None
     trained.network = parts.distribute(trained.objective, world, settings)
-    if config.val.best_metric and world.is_first:  # now that a run to be overwritten is gone
-        from training.evaluate import Best
-
-        evals.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
-    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
-    cadences = [number for number in (settings.save_every_steps, by_samples) if number]
-    saves = Clock(every_steps=min(cadences, default=0), every_seconds=60 * (settings.save_every_minutes or 0))
+    by_samples = settings.save_every_samples and -(-settings.save_every_samples // global_batch)
+    every_steps = min(filter(None, (settings.save_every_steps, by_samples)), default=0)
+    saves = Clock(every_steps=every_steps, every_seconds=60 * (settings.save_every_minutes or 0))
     run = Run(
         config=config,
         world=world,
@@ -169,9 +164,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
         set_bias(run, config.model.init_logit_bias)
     say = run.outputs.log.say
-    remarks = [*filter(None, [statistics]), *trained.objective.notes(global_batch)]
-    notes = [f"  note       {line}" for line in remarks]
-    notes += [f"  weights    {record.getMessage()}" for record in weights]
+    notes = [f"  note       {line}" for line in (statistics, *trained.objective.notes(global_batch)) if line]
+    notes += [f"  weights    {record.getMessage()}" for record in listener.buffer]
     say("\n".join([summary(run), *notes]))
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
@@ -185,22 +179,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     return run
 
 
-@contextlib.contextmanager
-def heard(name: str) -> Iterator[list[logging.LogRecord]]:
-    """The records that a part of the library logs while the context lasts."""
-    part, listener = logging.getLogger(name), BufferingHandler(capacity=10_000)
-    level = part.level
-    part.addHandler(listener)
-    part.setLevel(logging.INFO)
-    try:
-        yield listener.buffer
-    finally:
-        part.setLevel(level)
-        part.removeHandler(listener)
-
-
 def open_loader(config: Config, world: World, rows: int, model: Any, transform: Any, tokenizer: Any) -> Loader:
-    """This rank's batches of `rows` samples, images and texts in the model's sizes."""
+    """This rank's batches of `rows` samples."""
     loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
         transform,
@@ -220,13 +200,18 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
 def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> TrainState:
     """Method, averaged twins and optimiser, sharded and compiled where asked. length: steps of run and epoch."""
     settings, method, (steps, per_epoch) = config.run, find_method(config.method).objective, length
+    teacher = None
+    if address := method.needs(config.objective).teacher:
+        with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
+            teacher = create_model_from_pretrained(address, device=world.device, return_transform=False)
+        teacher.eval().requires_grad_(False)
     context = Context(
         seed=settings.seed,
         rank=world.rank,
         world_size=world.world_size,
         total_steps=steps,
         tokenizer=tokenizer,
-        teacher=parts.build_teacher(method.needs(config.objective).teacher, world.device),
+        teacher=teacher,
     )
     context.draws.version = settings.draws
     objective = method(model, config.objective, context).to(world.device)
@@ -254,6 +239,16 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
     )
 
 
+def build_evals(config: Config, world: World, loader: Loader, averages: Any, tokenizer: Any, preprocess: Any) -> Any:
+    """The test sets, opened, for the model and its averaged twins."""
+    if not config.evaluates:
+        return EvalState()
+    from training.evaluate import open_validation
+
+    validation = open_validation(config, tokenizer, preprocess, world, loader, averages)
+    return EvalState(validation=validation)
+
+
 def build_health(config: Config, world: World, objective: Objective, length: tuple[int, int]) -> Health:
     """What watches over a run. length: rows of this rank in a step, and steps."""
     settings, utilisation, (rows, steps) = config.run, None, length
@@ -279,25 +274,15 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
     )
 
 
-def build_validation(
-    config: Config, world: World, tokenizer: Any, preprocess: Any, loader: Loader, averaged: list[str]
-) -> Validation | None:
-    """The test sets, for the model and its twins `averaged`; None where none is asked for."""
-    if not config.evaluates:
-        return None
-    from training.evaluate import check_metric, open_validation, training_rows
-
-    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.source)
-    validation = open_validation(config, tokenizer, preprocess, world, rows, loader.held_out)
-    if config.val.best_metric:
-        check_metric(config.val.best_metric, validation, averaged)
-    return validation
-
-
 def summary(run: Run) -> str:
     """A description of the run for its log."""
     config, world, loader, model = run.config, run.world, run.data.loader, run.trained.objective.model
-    optim, global_batch, sizes = config.optim, run.data.global_batch, count_parameters(model)
+    optim, global_batch = config.optim, run.data.global_batch
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0] if "." in name else "logit"
+        every, own = sizes.get(part, (0, 0))
+        sizes[part] = every + parameter.numel(), own + parameter.numel() * parameter.requires_grad
     counts = [f"{part} {n:,}" + (f" ({own:,} trained)" if own != n else "") for part, (n, own) in sizes.items()]
     split = f"{world.world_size} ranks x {config.run.accum_freq} micro-batches"
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
@@ -326,38 +311,34 @@ def summary(run: Run) -> str:
 
 
 def finish(run: Run, seconds: float) -> None:
-    """Write the trained model, its averaged twins and the last metrics into the run folder."""
-    trained, outputs, world = run.trained, run.outputs, run.world
+    """Write the trained model, its averaged twins and the last evaluation into the run folder."""
+    trained, outputs, world, evals = run.trained, run.outputs, run.world, run.evals
     run.data.loader.close()  # a worker that is killed now would be noticed while the model is written
     with run.health.watchdog.pause():
         models: dict[str, Any] = {"model": trained.objective.model}
         models |= {f"model_{name}": average for name, average in trained.averaged(run.at.step).items()}
         models = {name: whole_model(model, world) for name, model in models.items()}
         if world.is_first:
+            folder, say = outputs.folder, outputs.log.say
             try:
                 for name, model in models.items():
-                    save_pretrained(model, outputs.folder / name, tokenizer=outputs.tokenizer)
+                    save_pretrained(model, folder / name, tokenizer=outputs.tokenizer)
             except Exception as error:  # safetensors has exceptions of its own
-                what = f"the model was not written into {outputs.folder} ({error})"
+                what = f"the model was not written into {folder} ({error})"
                 raise OSError(f"{what}: mend that, then {WAY_ON}") from error
-            if run.evals.results:
-                write_metrics(run.evals, outputs)
+            if evals.results:
+                from prolip.corpora.emoji.result import format_corpus
+
+                for prefix, result in evals.results.items():
+                    if result.corpus is not None:
+                        name = f"eval_{prefix}".rstrip("/_")
+                        result.corpus.save(folder / name)
+                        say(f"{name}: {format_corpus(result.corpus, brief=True)}")
+                        say(f"all metrics: {folder / name / 'metrics.json'}")
+                write_json(folder / "eval.json", {"step": evals.step, **evals.metrics})
+                shown = {name: examples for name, examples in evals.results[""].examples.items() if examples}
+                write_json(folder / "examples.json", shown)
             if outputs.saver is not None:  # last: the model is there even if this fails
                 outputs.saver.settle(final=True)
-            outputs.log.say(f"done in {duration(seconds)}: model in {outputs.folder / 'model'}")
+            say(f"done in {duration(seconds)}: model in {folder / 'model'}")
         ranks.wait_for_all(world)
-
-
-def write_metrics(evals: EvalState, outputs: RunOutputs) -> None:
-    """Write the last evaluation: eval.json, examples.json and the folders with embeddings; log a short table."""
-    from prolip.corpora.emoji.result import format_corpus
-
-    for prefix, result in evals.results.items():
-        if result.corpus is not None:
-            folder = f"eval_{prefix}".rstrip("/_")
-            result.corpus.save(outputs.folder / folder)
-            outputs.log.say(f"{folder}: {format_corpus(result.corpus, brief=True)}")
-            outputs.log.say(f"all metrics: {outputs.folder / folder / 'metrics.json'}")
-    write_json(outputs.folder / "eval.json", {"step": evals.step, **evals.metrics})
-    shown = {name: examples for name, examples in evals.results[""].examples.items() if examples}
-    write_json(outputs.folder / "examples.json", shown)

@@ -15,19 +15,19 @@ from prolip.data.augment.affine import DeviceTransform
 from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
+from training.checkpoint.files import CheckpointWriter
 from training.checkpoint.run_dir import Ledger
-from training.checkpoint.writer import CheckpointWriter
 from training.config import Config, OptimConfig
-from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.errors import LossMeter, NonFiniteGuard
+from training.health.log import ChanceWatch, RunLog, StepProfiler
 from training.health.signals import StopSignal, Watchdog
-from training.log import ChanceWatch, RunLog, StepProfiler
 from training.model import Autocast
 from training.optim import EpochAverage, Stage
-from training.parallel.distributed import StopConsensus, World
+from training.parallel import StopConsensus, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from prolip.corpora.emoji.result import CorpusResult
-    from training.evaluate import Best, Validation
+    from training.evaluate import Validation
 
 #: Averaged twins of the model -> their flags. Metrics of a twin begin with NAME/, its folders and files end in _NAME.
 AVERAGES = {"ema": "--ema-decay", "swa": "--swa-epochs"}
@@ -35,57 +35,48 @@ AVERAGES = {"ema": "--ema-decay", "swa": "--swa-epochs"}
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Model, optimizer and schedule.
+    """Model, optimizer and schedule."""
 
-    objective: the method with its model; network: the same, in DDP where there are several ranks; parts: its trained
-    parameters by tower; gate: skips non-finite steps; averages: averaged twins, of AVERAGES; stages: of backbones that
-    are frozen at first; accum_freq: micro-batches; autocast: makes contexts of forward passes; seeded: whether
-    generators are seeded at every step, not so after a checkpoint that holds their states.
-    """
-
-    objective: Objective
-    network: nn.Module
-    parts: dict[str, list[nn.Parameter]]
+    objective: Objective  # the method, with its model
+    network: nn.Module  # the same, in DDP where there are several ranks
+    parts: dict[str, list[nn.Parameter]]  # trained parameters by tower
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     gate: NonFiniteGuard
-    averages: dict[str, ModelEmaV3]
+    averages: dict[str, ModelEmaV3]  # by names of AVERAGES
     config: OptimConfig
     total_steps: int
-    stages: dict[str, Stage]
+    stages: dict[str, Stage]  # of backbones that are frozen at first
     accum_freq: int
     autocast: Autocast
-    seeded: bool = True
+    seeded: bool = True  # generators at every step; not after a checkpoint that holds their states
 
     def averaged(self, step: int) -> dict[str, nn.Module]:
         """Name -> averaged twin, of those that have averaged something after `step` steps."""
-        return {
-            name: average.module
-            for name, average in self.averages.items()
-            if not isinstance(average, EpochAverage) or average.taken(step)
-        }
+        twins = self.averages.items()
+        return {name: x.module for name, x in twins if not isinstance(x, EpochAverage) or x.taken(step)}
 
 
 @dataclass(kw_only=True)
 class DataState:
-    """This rank's batches, their augmentation on the device, and the samples of all ranks in a step."""
+    """This rank's batches, and their augmentation on the device."""
 
     loader: Loader
     augment: DeviceTransform | None
-    global_batch: int
+    global_batch: int  # samples of all ranks in a step
     token_augment: TokenAugment | None = None
 
 
 @dataclass(kw_only=True)
 class Health:
-    """What watches over a run. utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, if known."""
+    """What watches over a run."""
 
     meter: LossMeter
     stop: StopSignal
     consensus: StopConsensus
     watchdog: Watchdog
     chance: ChanceWatch
-    utilisation: float | None = None
+    utilisation: float | None = None  # model FLOPs of a sample over the peak FLOP/s of all devices, if known
     profiler: StepProfiler | None = None
 
 
@@ -101,16 +92,15 @@ class Evaluated:
 
 @dataclass(kw_only=True)
 class EvalState:
-    """Evaluations. results: of the last one, at `step`, by the prefix of its metrics: "", "ema/"."""
+    """The last evaluation, and the test sets."""
 
     validation: Validation | None = None
-    best: Best | None = None
-    results: dict[str, Evaluated] = field(default_factory=dict)
+    results: dict[str, Evaluated] = field(default_factory=dict)  # by the prefix of their metrics: "", "ema/"
     step: int | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Name -> metric of the model, and ema/name, swa/name -> metric of averaged weights."""
+        """All metrics, with their prefixes."""
         return {prefix + name: value for prefix, one in self.results.items() for name, value in one.metrics.items()}
 
 
@@ -138,36 +128,30 @@ class Clock:
         self.last_step, self.last_time = step, time.monotonic()
 
 
-@dataclass(kw_only=True)
+@dataclass
 class RunOutputs:
-    """What a run writes, and when.
-
-    saves, lines: of checkpoints and of the log; saved_step: last saved step, of this process; saver: on rank 0, or on
-    all for shards; tokenizer: saved with a model; preprocess: of its evaluation.
-    """
+    """What a run writes, and when."""
 
     folder: Path
     log: RunLog
-    saves: Clock
-    lines: Clock
-    saved_step: int | None = None
-    saver: CheckpointWriter | None = None
+    tokenizer: Any  # saved with a model
+    preprocess: Any
+    saves: Clock  # checkpoints
+    lines: Clock  # of the log
+    saved_step: int | None = None  # the last one that this process saved
+    saver: CheckpointWriter | None = None  # on rank 0, or on all for shards
     ledger: Ledger | None = None
-    tokenizer: Any = None
-    preprocess: Any = None
 
 
 @dataclass(kw_only=True)
 class Position:
-    """Position of a run: optimiser steps, whole epochs, batches of the present one, seconds of training up to the last
-    checkpoint. closed: whether the method's fit at the end is done.
-    """
+    """Position of a run, as checkpoints hold it."""
 
     step: int = 0
-    epoch: int = 0
+    epoch: int = 0  # whole ones
     batch_in_epoch: int = 0
-    seconds: float = 0.0
-    closed: bool = False
+    seconds: float = 0.0  # of training, up to the last checkpoint
+    closed: bool = False  # the method's fit at the end is done
 
 
 @dataclass(kw_only=True)
@@ -185,5 +169,4 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """Its length."""
         return self.trained.total_steps

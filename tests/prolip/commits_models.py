@@ -21,9 +21,7 @@ from prolip.fitting.attach import attach
 from prolip.hub import sharing as saving
 from prolip.hub.sharing import CardInfo, find_source
 from prolip.models.checkpoint import save_pretrained
-from training.checkpoint.reader import find_checkpoint, load_checkpoint
-from training.checkpoint.storage import Storage
-from training.checkpoint.writer import CheckpointWriter
+from training.checkpoint.files import CheckpointWriter, Storage, find_checkpoint, load_checkpoint
 
 made: dict[Any, Any] = {}
 

@@ -23,7 +23,7 @@ from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.search.query import Query, embed
 from prolip.utils.secrecy import redacted
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage
 
 MODEL = ["--model", "ProLIP-ViT-test", "--pretrained", "random"]
 TRAIN = [

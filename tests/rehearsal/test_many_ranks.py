@@ -26,7 +26,7 @@ from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import training_step
 from training.model import distribute
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build_trained
 
 WORLDS, ROWS, DIM = (8, 512, 4096), 4, 32

@@ -17,10 +17,10 @@ from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
 from prolip.scores import CSDScore
 from training.config import build_config
-from training.health.nonfinite import LossMeter
+from training.health.errors import LossMeter
 from training.loop import on_device, training_step
 from training.model import build_augment, build_token_augment
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build_trained
 from training.state import DataState, TrainState
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prolip.cli.main import main
-from training.checkpoint.resume import is_finished
+from training.checkpoint.run_dir import is_finished
 from training.health.signals import STOP
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squeue", "sinfo", "srun")
 FREEZER = Path("/sys/fs/cgroup/freezer")
+SEARCH_PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"  # a user's may lack the folders of daemons
 #: What the tests ran with, for the line below their results.
 NOTES: list[str] = []
 #: Names that are addresses need no /etc/hosts.
@@ -31,21 +32,14 @@ NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
-def search_path() -> str:
-    """PATH with the folders of daemons, which a user's may lack."""
-    return os.environ["PATH"] + ":/usr/sbin:/sbin"
-
-
 def missing() -> str | None:
-    """Why no cluster can be started here, or None."""
-    absent = [name for name in COMMANDS if shutil.which(name, path=search_path()) is None]
+    absent = [name for name in COMMANDS if shutil.which(name, path=SEARCH_PATH) is None]
     if absent:
         return f"no {', '.join(absent)}: apt-get install --no-install-recommends slurm-wlm munge"
     return None if os.geteuid() == 0 else "SLURM's daemons are started as root here"
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of loopback that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for item in sockets:
@@ -70,7 +64,6 @@ def first_job() -> int:
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
-    """The first true value of `condition`; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
@@ -97,7 +90,6 @@ def processes(condition: Callable[[dict[str, str], str], bool]) -> list[int]:
 
 
 def kill(pids: list[int]) -> None:
-    """SIGKILL to those that are still there."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -114,7 +106,7 @@ class Cluster:
         self.conf = self.folder / "slurm.conf"
         self.proctrack = "cgroup" if os.access(FREEZER, os.W_OK) else "linuxproc"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
-        self.environment |= {"SLURM_CONF": str(self.conf), "PATH": search_path()}
+        self.environment |= {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH}
         self.daemons: dict[str, subprocess.Popen] = {}
 
     def start(self) -> None:
@@ -137,27 +129,19 @@ class Cluster:
             self.start_slurm()
 
     def start_slurm(self) -> None:
-        """slurmctld and every slurmd."""
         self.write_configuration()
         self.launch("slurmctld", "-D", "-f", self.conf)
         for node in NODES:
-            self.start_node(node)
+            self.launch("slurmd", "-D", "-f", self.conf, "-N", node, name=node)
         wait_for("all nodes idle", lambda: self.idle() == set(NODES), 30)
 
-    def start_node(self, node: str) -> None:
-        """The daemon of a node."""
-        self.launch("slurmd", "-D", "-f", self.conf, "-N", node, name=node)
-
     def launch(self, *words: Any, name: str | None = None) -> None:
-        """A daemon that the kernel ends should this process die."""
         self.daemons[name or words[0]] = subprocess.Popen(
             [str(word) for word in words],
             env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG of Linux
         )
 
     def end(self, *names: str) -> None:
@@ -173,7 +157,6 @@ class Cluster:
                 daemon.wait()
 
     def idle(self) -> set[str]:
-        """Names of idle nodes."""
         done = self.call("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False)
         return set(done.stdout.split())
 
@@ -225,20 +208,16 @@ class Cluster:
         self.conf.write_text("\n".join(lines) + "\n")
 
     def call(self, *words: Any, check: bool = True, **more: Any) -> subprocess.CompletedProcess:
-        """Run a command of SLURM's; AssertionError with what it said where it fails."""
         options = {"env": self.environment, "capture_output": True, "text": True, "timeout": 60} | more
         done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, **options)
         assert not check or done.returncode == 0, f"{words[0]} ended with {done.returncode}: {done.stderr}{self.logs()}"
         return done
 
     def job(self, number: str) -> dict[str, str]:
-        """What scontrol knows of a job."""
         shown = self.call("scontrol", "-o", "show", "job", number).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 
     def wait_for_end(self, number: str, seconds: float) -> dict[str, str]:
-        """The job, once it has ended for good."""
-
         def ended() -> dict[str, str] | None:
             job = self.job(number)
             return job if job["JobState"] in ENDED else None
@@ -246,13 +225,11 @@ class Cluster:
         return wait_for(f"the end of job {number}", ended, seconds)
 
     def lose(self, node: str) -> None:
-        """The node's power fails: its daemon, the steps' managers and all tasks are gone at once."""
         daemon = self.daemons.pop(node)
         kill([daemon.pid, *self.on_node(node)])
         daemon.wait()
 
     def on_node(self, node: str) -> list[int]:
-        """Processes of jobs on a node, with the step managers above them."""
         tasks = processes(
             lambda env, binary: env.get("SLURM_CONF") == str(self.conf) and env.get("SLURMD_NODENAME") == node
         )
@@ -260,12 +237,10 @@ class Cluster:
         return tasks + [pid for pid in processes(lambda env, binary: "slurmstepd" in binary) if holds(pid, log)]
 
     def logs(self) -> str:
-        """The ends of the daemons' logs."""
         files = sorted(self.folder.glob("*.log"))
         return "".join(f"\n--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-15:]) for file in files)
 
     def stop_slurm(self) -> None:
-        """End daemons, jobs, and what cgroups are left of them."""
         self.end("slurmctld", *NODES)
         for node in NODES:
             kill(self.on_node(node))
@@ -276,7 +251,6 @@ class Cluster:
                     continue
 
     def stop(self) -> None:
-        """End everything and delete the folder."""
         if "slurmctld" in self.daemons:
             self.call("scancel", "--user", "root", check=False, timeout=20)
         self.stop_slurm()
@@ -284,13 +258,7 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def die_with_parent() -> None:
-    """Between fork and exec: SIGKILL for this process when the one that made it ends (PR_SET_PDEATHSIG of Linux)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def holds(pid: int, file: str) -> bool:
-    """Whether a process has a file open."""
     try:
         return any(os.readlink(entry) == file for entry in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
@@ -298,7 +266,6 @@ def holds(pid: int, file: str) -> bool:
 
 
 def sbatch(cluster: Cluster, folder: Path, *words: str, **variables: str) -> str:
-    """Submit from the repository, without GPUs; returns the job's number."""
     environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
     options = ["--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
     return cluster.call("sbatch", *options, *words, cwd=ROOT, env=cluster.environment | environment).stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -33,15 +34,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def submit(cluster: Cluster, folder: Path, array: str) -> str:
-    """The script over an array; returns the job's number."""
     return sbatch(
         cluster, folder, f"--array={array}", "slurm/datacomp.sbatch", str(folder / "run"), DATA=str(folder / "data")
     )
 
 
 def evaluators(cluster: Cluster, task: int) -> list[int]:
-    """The processes that evaluate for a task of the array: its step has a rank, its script has none."""
-
     def fits(env: dict[str, str], binary: str) -> bool:
         mine = env.get("SLURM_CONF") == str(cluster.conf) and env.get("SLURM_ARRAY_TASK_ID") == str(task)
         return mine and "SLURM_PROCID" in env and "python" in Path(binary).name
@@ -50,7 +48,6 @@ def evaluators(cluster: Cluster, task: int) -> list[int]:
 
 
 def results(out: Path) -> dict[str, float | None]:
-    """Main metric by task; AssertionError where one was evaluated twice."""
     try:
         lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     except FileNotFoundError:
@@ -61,7 +58,6 @@ def results(out: Path) -> dict[str, float | None]:
 
 
 def our_row(out: Path) -> dict[str, str]:
-    """Our line of tables.csv."""
     with open(out / "tables.csv", newline="") as file:
         (row,) = [row for row in csv.DictReader(file) if row["kind"] == "ours"]
     return row
@@ -86,16 +82,7 @@ def test_an_array_whose_task_is_killed_and_requeued_leaves_the_tables_of_one_pro
     assert "Killed" in said.read_text() and said.read_text().count("task 1 of the array") == 2  # what both tries said
 
     datacomp(
-        [
-            "--model",
-            f"local-dir:{folder}/run/model",
-            "--data",
-            str(folder / "data"),
-            "--device",
-            "cpu",
-            "--output",
-            str(folder / "alone"),
-        ]
+        shlex.split(f"--model local-dir:{folder}/run/model --data {folder}/data --output {folder}/alone --device cpu")
     )
     assert results(out) == pytest.approx(results(folder / "alone")) and len(results(out)) == len(TASKS)
     ours, alone = our_row(out), our_row(folder / "alone")

@@ -125,7 +125,7 @@ def run(kit: Kit) -> None:
 def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None, **settings: Any) -> Any:
     """A run on synthetic samples, as the program builds it, ready for its first step."""
     from training.config import build_config
-    from training.parallel.distributed import World
+    from training.parallel import World
     from training.run import build
 
     config = build_config(
@@ -164,7 +164,7 @@ def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
 @contextlib.contextmanager
 def one_rank_mesh() -> Iterator[None]:
     """Let `shard_model` shard over a mesh of this one rank, which it normally refuses."""
-    from training.parallel import sharding
+    from training import parallel as sharding
 
     honest, mesh = sharding.shard_model, sharding.init_device_mesh
 
@@ -182,8 +182,8 @@ def fsdp(kit: Kit) -> None:
     """Steps of a run in shards over one rank against the same run without, and its checkpoint read without."""
     from torch.distributed.tensor import DTensor
 
-    from training.checkpoint.state_dict import save
-    from training.parallel.sharding import whole_model
+    from training.checkpoint.resume import save
+    from training.parallel import whole_model
     from training.run import close
 
     backend = "nccl" if kit.device.type == "cuda" else "gloo"
@@ -256,7 +256,7 @@ def waits_noted(kit: Kit) -> Iterator[list[str]]:
 def waits(kit: Kit) -> None:
     """The third step of every method that trains from random weights, under torch's watch for waits of the host."""
     from prolip.methods import METHODS
-    from training.health.nonfinite import LossMeter
+    from training.health.errors import LossMeter
     from training.loop import on_device, training_step
     from training.run import close
 

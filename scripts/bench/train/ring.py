@@ -41,7 +41,7 @@ from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, exchanges, ppcl_over_ranks
 from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from training.parallel.distributed import keep_freed_memory
+from training.parallel import keep_freed_memory
 
 Step = Callable[[], None]
 

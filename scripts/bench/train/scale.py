@@ -102,7 +102,7 @@ def begin(config: Any, rank: int, ranks: int) -> None:
     from prolip.data.faults import FaultCounter
     from prolip.data.order import Place
     from training.evaluate import open_validation
-    from training.parallel.distributed import World
+    from training.parallel import World
     from training.run import open_loader
 
     world, model = World(rank=rank, world_size=ranks), SimpleNamespace(image_size=8, context_length=8)
@@ -155,7 +155,7 @@ def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace)
     from prolip.losses import contrastive
     from training.loop import on_device, save, training_step
     from training.main import parse
-    from training.parallel.distributed import World
+    from training.parallel import World
 
     names = {"local_rank": place.rank % LOCAL, "local_size": min(LOCAL, place.ranks)}
     fields = World.__dataclass_fields__
@@ -199,7 +199,7 @@ STEPS, LATE = 200, "steps until known"
 
 def agree(run: Any, args: argparse.Namespace) -> int:
     """Exchange requests between STEPS steps of so many milliseconds; a new request follows each answer."""
-    from training.parallel import distributed
+    from training import parallel as distributed
 
     real, now, asked, late = getattr(distributed, "time", None), time.monotonic(), 0, 0
     distributed.time = SimpleNamespace(monotonic=lambda: now)
@@ -255,7 +255,7 @@ def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, l
     from prolip.losses import contrastive
     from training.loop import on_device, training_step
     from training.main import parse
-    from training.parallel.distributed import World
+    from training.parallel import World
 
     contrastive.choose_exchange = lambda *_: "gather"  # as on GPUs
     results: dict[str, dict[str, list[list[Any]]]] = {}

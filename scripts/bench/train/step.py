@@ -49,7 +49,7 @@ from prolip.models.readers import openclip_model
 from prolip.models.registry import get_model_config
 from prolip.views import count_masked_rows
 from training.model import attention_for
-from training.parallel.distributed import keep_freed_memory
+from training.parallel import keep_freed_memory
 
 Step = Callable[[], None]
 

@@ -38,7 +38,7 @@ def serve(options: argparse.Namespace) -> None:
     import prolip
     from bench.train.step import make_batch, make_step, seconds
     from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-    from training.parallel.distributed import keep_freed_memory
+    from training.parallel import keep_freed_memory
 
     if options.real_time:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # which threads made later inherit

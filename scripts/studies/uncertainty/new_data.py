@@ -108,7 +108,7 @@ def drawings_of(model: str, designer: str) -> Corpus:
 
 def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
     """The runs that are not there yet."""
-    from training.checkpoint.resume import is_finished
+    from training.checkpoint.run_dir import is_finished
     from training.main import main as run_training
 
     for seed in seeds:

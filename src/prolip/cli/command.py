@@ -27,7 +27,7 @@ Run = Callable[[argparse.Namespace], int | None]
 
 
 class Command(NamedTuple):
-    """One command. retired: old flags and what to type, beside those in renamed_flags.json."""
+    """One command."""
 
     name: str  # as typed after `prolip`
     does: str  # one line of help
@@ -35,17 +35,14 @@ class Command(NamedTuple):
     flags: Sequence[Flags]  # in the order of the help
     run: Run  # returns the exit code, None for 0
     more: str = ""  # end of the help
-    retired: Mapping[str, str] = MappingProxyType({})
 
 
-def command(
-    name: str, words: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[Run], Command]:
+def command(name: str, words: str, *flags: Flags, more: str = "") -> Callable[[Run], Command]:
     """Decorate a function as a command; its first sentence is the help. words: end of the example."""
 
     def made(run: Run) -> Command:
         does = (run.__doc__ or "").partition(".")[0]
-        return Command(name, does[:1].lower() + does[1:], f"prolip {name} {words}", flags, run, more, retired)
+        return Command(name, does[:1].lower() + does[1:], f"prolip {name} {words}", flags, run, more)
 
     return made
 
@@ -86,7 +83,7 @@ def parser_of(command: Command) -> Parser:
     for line in command.more.splitlines():  # what describes a word stays in its column
         column = re.match(r" *\S+ {2,}", line)
         lines.append(textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0)))
-    retired = dict(command.retired)
+    retired: dict[str, str] = {}
     for name in (command.name, command.name.split()[0], "prolip"):
         retired = RENAMED.get(name, {}) | retired
     settings = {"prog": f"prolip {command.name}", "description": about, "epilog": "\n".join(lines)}

@@ -46,7 +46,6 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
     reading_flags,
     output("file for the index; index.json next to the shards if left out", required=False),
     more=INDEX,
-    retired={"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"},
 )
 def index(args: argparse.Namespace) -> int:
     """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
@@ -174,7 +173,6 @@ class's images are drawn. Written are:
     shared(Compute, "seed", help={"seed": "seed of the draw"}),
     output("folder for the training shard and the tests"),
     more=FEW_SHOT,
-    retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
 )
 def few_shot(args: argparse.Namespace) -> None:
     """Draw few-shot training and test sets from a classification set."""

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from prolip.evaluation.embed import Features
 
 DEMO = "--model local-dir:runs/demo/model"
-RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     *("model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision"),
@@ -159,7 +158,6 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     COMPUTE,
     shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
     more=PROMPTS,
-    retired=RETIRED | {"*published": "use python scripts/studies/papers/papers.py --results on what --output wrote"},
 )
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""
@@ -251,7 +249,6 @@ def run_emoji(args: argparse.Namespace) -> None:
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 TAGS = "imagenet, shift, vtab, retrieval, wilds, fairness; counted: the 38 of the average"
-TABLES = "use python scripts/studies/papers/published_datacomp.py on what --output wrote"
 PLACES = {
     "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
     "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
@@ -272,7 +269,6 @@ PLACES = {
     shared(Data, "data", "skip_damaged", "part", help=PLACES),
     COMPUTE,
     output("folder for results.jsonl and tables.*", "save_features", required=False, output="datacomp"),
-    retired=RETIRED | dict.fromkeys(("*published", "tables-of"), TABLES),
 )
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""

@@ -20,7 +20,6 @@ CARD = (
     flag("--metrics", "metrics of the card; the run's eval.json if left out", metavar="FILE"),
 )
 FORMATS = ("onnx", "pt2")
-RETIRED = {"eval": "use --metrics"}
 
 
 @command(
@@ -28,7 +27,6 @@ RETIRED = {"eval": "use --metrics"}
     "runs/demo --output shared/demo --license mit",
     *CARD,
     output("folder for the model, its card and its plots", "overwrite"),
-    retired=RETIRED,
 )
 def save_model(args: argparse.Namespace) -> None:
     """Write a trained model and its card to a folder."""
@@ -47,7 +45,6 @@ def save_model(args: argparse.Namespace) -> None:
     flag("repo", "repository on the hub", metavar="ORG/NAME"),
     flag("--private", "make a new repository private", action="store_true"),
     flag("--dry-run", "write all files here, and print what would be sent", action="store_true"),
-    retired=RETIRED,
 )
 def push_model(args: argparse.Namespace) -> None:
     """Push a trained model and its card to the hub."""

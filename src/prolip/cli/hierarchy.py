@@ -61,7 +61,6 @@ def keep(path: str | None, values: Any) -> None:
     *MODELS,
     shared(Compute, "device", "precision", "seed"),
     output("JSON file for all metrics", required=False),
-    retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
 )
 def run_entailment(args: argparse.Namespace) -> None:
     """Measure how well scores tell what is a kind of what (AUC)."""
@@ -91,7 +90,6 @@ def run_entailment(args: argparse.Namespace) -> None:
     flag("--top", "traverse from the first N drawings", default=10, least=1),
     MODEL,
     COMPUTE,
-    retired={"images": "use --top"},
 )
 def run_traverse(args: argparse.Namespace) -> None:
     """List the captions met on the way from an image to its root."""
@@ -163,7 +161,6 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     flag("--least", "size that segments exceed", default=LEAST, least=0, metavar="PIXELS"),
     flag("--top", "build only the first N images", least=1),
     output("folder of images at levels; a former one is replaced"),
-    retired={"most": "use --top"},
 )
 def run_hierarimgs(args: argparse.Namespace) -> None:
     """Build HierarImgs from COCO's segments."""
@@ -182,7 +179,6 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
     MODEL,
     COMPUTE,
     output("folder for the figures, PNG and SVG"),
-    retired={"levels": "use --images"},
 )
 def run_levels(args: argparse.Namespace) -> None:
     """Draw traces and inclusion by level."""

@@ -26,7 +26,6 @@ that weights were fitted to may not be scored by them."""
     COMPUTE,
     output("file for the weights, NAME.json", "save_features"),
     more=BY_PROMPTS,
-    retired={"dataset": "use --data"},
 )
 def fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
@@ -61,7 +60,6 @@ def fit(args: argparse.Namespace) -> None:
     flag("file", "weights that prolip prompts fit wrote", metavar="FILE.json"),
     flag("--top", "show N prompts at either end of each class", default=3, least=1),
     output("folder for weights.png, .pdf and .svg: largest weights, entropies", required=False),
-    retired={"most": "use --top", "figures": "use --output"},
 )
 def show(args: argparse.Namespace) -> None:
     """List the most and least weighted prompts, draw histograms."""

@@ -57,7 +57,6 @@ MORE = (
     shared(FitOptions, *FIT, help={"fit_samples": "samples that are read at most"}),
     output("folder for the model with its variances"),
     more=MORE,
-    retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
 )
 def fit(args: argparse.Namespace) -> None:
     """Give a trained model variances, novelty and doubt; its means stay as they are."""

@@ -1,156 +1,106 @@
-"""Acquires a run's folder and resumes from a checkpoint; no file changes before all checks have passed."""
+"""Saves all that a run needs to resume as if it had never stopped, and resumes it."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-from prolip.utils.documents import read_json
+from prolip.data.loader import join_states
+from prolip.random import VERSIONS
+from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint import run_dir
-from training.checkpoint.reader import NAME, find_checkpoint, list_steps, shards_of
-from training.checkpoint.run_dir import lock_run_dir, open_run_dir, read_status, write_json
-from training.checkpoint.state_dict import restore
-from training.checkpoint.storage import Storage
-from training.checkpoint.writer import CheckpointWriter
-from training.config import REDACTED, Config, RunConfig
-from training.log import StepProfiler
-from training.parallel.distributed import PATIENCE, World, from_first, share_object, wait_for_all
-from training.state import Run
+from training.checkpoint.files import CheckpointWriter, Storage, by_path, list_steps, load_shards, shards_of
+from training.checkpoint.run_dir import SUPERSEDED, is_finished, rows_of, write_json
+from training.config import REDACTED, Config, changed
+from training.health.log import StepProfiler
+from training.optim import EpochAverage
+from training.parallel import (
+    PATIENCE,
+    collect_objects,
+    load_module,
+    load_optimizer,
+    share_object,
+    wait_for_all,
+    write_random_state,
+)
+from training.state import AVERAGES, Position, Run, TrainState
 
-#: Prefix of later checkpoints of a run that resumed from an earlier one.
-SUPERSEDED = "superseded_"
+#: Keys of a group of parameters that flags set; all others are the optimiser's own.
+SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momentum", "use_fallback")
 #: Settings of a run's place, which may change.
 PLACE = ("run.name", "run.output")
 
-Choice = tuple[str | None, list[str]]
+
+def save(run: Run) -> None:
+    """Gather state from all ranks; rank 0 writes it, and every rank its shards."""
+    trained, outputs, at = run.trained, run.outputs, run.at
+    if outputs.ledger is not None:
+        outputs.ledger.flush()
+    with run.health.watchdog.pause():  # a slow store may outlast a collective's time-out
+        if outputs.saver is not None:
+            outputs.saver.settle()
+        wait_for_all(run.world)
+    states = collect_objects(run.data.loader.state_dict(), run.world)
+    trained.seeded = True
+    outputs.saves.restart(at.step)
+    outputs.saved_step = at.step
+    state = {"step": at.step, "objective": trained.objective.state_dict(), "optimizer": trained.optimizer.state_dict()}
+    state |= {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
+    if run.world.is_first:
+        state = {
+            **vars(at),
+            "bad_steps": run.health.meter.bad_steps,
+            "global_batch": run.data.global_batch,
+            "total_steps": run.total_steps,
+            **dict.fromkeys(AVERAGES),
+            **state,
+            "memory": dict(trained.objective.pool_state),
+            "draws": trained.objective.context.draws.version,
+            "swa_steps": averaged_steps(trained, at.step),
+            "scaler": trained.scaler.state_dict(),
+            "data": join_states(states),
+            "ranks": run.world.world_size,
+            "config": run.config.to_dict(),
+        }
+    if outputs.saver is not None:
+        outputs.saver.submit(state)
 
 
-# --- the folder ------------------------------------------------------------------------------------------------------
-def acquire_run_dir(config: Config, world: World, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
-    """Make and lock the run folder, on rank 0, until `held` is closed, and find the checkpoint to resume from.
-
-    Returns (its address or None, why newer ones are skipped) on all ranks; FlagError on all of them.
-    """
-    return from_first(partial(claim, config.run, folder, storage, held), world)
-
-
-def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
-    """`acquire_run_dir` for one process; deletes a run to be overwritten once all checks have passed."""
-    try:
-        open_run_dir(folder, settings.overwrite, bool(settings.resume))
-        held.enter_context(lock_run_dir(folder))
-        run_dir.mark_crashed(folder)
-        open_run_dir(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
-    except OSError as error:
-        raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
-    if settings.checkpoint_dir:
-        try:  # before the first step, not at the first checkpoint
-            storage.write(".probe.tmp", lambda file: file.write(b"probe"))
-            with storage.fetched(".probe.tmp"):
-                storage.delete(".probe.tmp")
-        except Exception as error:  # every store has its own exceptions
-            why = f"({type(error).__name__}: {error}): give a folder or URL that this machine may write to"
-            raise FlagError(f"--checkpoint-dir {storage.url} cannot be written {why}") from None
-        if storage.local is not None and storage.local.resolve() != folder.resolve():
-            held.enter_context(lock_run_dir(storage.local))
-    chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
-    steps = list_steps(storage)
-    goes_on = chosen[0] is not None and storage.holds(chosen[0])
-    begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
-    if steps and not (goes_on or begun_anew):
-        raise FlagError(
-            f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
-            "(and --name), or go on with that run by --resume latest"
-        )
-    if begun_anew:
-        for name in storage.names():
-            if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
-                storage.delete(name)
-    if settings.overwrite or not settings.resume:  # also a start that reached no step
-        run_dir.clear_run_dir(folder)
-    return chosen
-
-
-def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
-    """`find_checkpoint`; FlagError also where the store does not answer, or another run is in the way."""
-    named = resume not in ("latest", "auto")
-    try:
-        if not named and not list_steps(storage):  # starting anew must not overwrite a run with progress
-            own, remedy = own_place(folder, storage), "or --overwrite instead of --resume to begin it again"
-            if own.url != storage.url and list_steps(own):
-                where = f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}"
-                raise FlagError(f"{where}: give --checkpoint-dir {own.url}, {remedy}")
-            if is_finished(folder):
-                what = f"{folder} holds a run that has ended, and no checkpoint to resume from"
-                raise FlagError(f"{what}: give another --name, {remedy}")
-        return find_checkpoint(resume, storage)
-    except FlagError:
-        raise
-    except Exception as error:  # every store has its own exceptions
-        why = f"{resume if named else storage.url} cannot be read ({type(error).__name__}: {error})"
-        remedy = "mend the address, or the credentials of this environment"
-        raise FlagError(f"--resume {resume}: {why}: {remedy}") from None
-
-
-def own_place(folder: Path, storage: Storage) -> Storage:
-    """Where the run in the folder keeps its checkpoints: `storage` where the address looks the same."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        place = read_json(folder / "config.json")["run"]["checkpoint_dir"]
-        if place:
-            return storage if place.rstrip("/") == redacted(storage.url) else Storage(place)
-    return Storage(str(folder / "checkpoints"))
-
-
-# --- the checkpoint --------------------------------------------------------------------------------------------------
 def resume(run: Run, address: str, state: dict[str, Any]) -> None:
     """Restore a run from a checkpoint; FlagError or ValueError where it is of another run, or of one that has ended."""
     step, total = state["step"], run.total_steps
     if step > total or (step == total and is_finished(run.outputs.folder) and (run.outputs.folder / "model").exists()):
         remedy = "give a larger --epochs or --max-steps to train longer"
         raise FlagError(f"{address} is at step {step} of {total}: the run has ended; {remedy}")
-    saved = same_addresses(run.config, state["config"])
-    restore(run, state, shards_of(address))
-    say = run.outputs.log.say
-    say(f"going on from {address} at step {step}")
-    if step == total:
-        say("all steps are done: what is missing is the last evaluation and the model")
-    changed = list(changed_settings(saved, run.config.to_dict()))
-    if changed:
-        say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
-    if state.get("memory") and any(change.startswith("objective.") for change in changed):
-        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
-    scheduler, before = run.config.optim.lr_scheduler, state["total_steps"]
-    if before != total and scheduler != "const":
-        say(f"note: the run was to take {before} steps; the {scheduler} schedule is that of {total} from here on")
-
-
-def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's config without secrets, of whose hashes the run adopts the salt; FlagError for other data."""
-    hashes = saved.get(REDACTED, {})
+    hashes = state["config"].get(REDACTED, {})
     for tagged in hashes.values():
-        adopt(tagged)
-    now = config.to_dict().get(REDACTED, {})
+        adopt(tagged)  # its salt, by which this run's hashes compare
+    now = run.config.to_dict().get(REDACTED, {})
     differing = [name for name in hashes if name.startswith("data.") and hashes[name] != now.get(name)]
-    if differing and not config.run.renewed_addresses:
+    if differing and not run.config.run.renewed_addresses:
         flags = " and ".join(flag_of(name.removeprefix("data.")) for name in differing)
         raise FlagError(
             f"{flags}: not the address of the checkpoint's run, its hash differs: give that "
             "one again; if only login, signature or command is new, add --renewed-addresses"
         )
-    return redacted(saved)
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the run in the folder has left its model."""
-    return read_status(folder).get("state") == "finished"
+    restore(run, state, shards_of(address))
+    say = run.outputs.log.say
+    say(f"going on from {address} at step {step}")
+    if step == total:
+        say("all steps are done: what is missing is the last evaluation and the model")
+    changes = list(changed_settings(redacted(state["config"]), run.config.to_dict()))
+    if changes:
+        say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changes)}")
+    if state.get("memory") and any(change.startswith("objective.") for change in changes):
+        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
+    scheduler, before = run.config.optim.lr_scheduler, state["total_steps"]
+    if before != total and scheduler != "const":
+        say(f"note: the run was to take {before} steps; the {scheduler} schedule is that of {total} from here on")
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -166,7 +116,132 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: st
             yield f"{path}: {old} -> {new}"
 
 
-# --- what is written from here on ------------------------------------------------------------------------------------
+def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
+    """Restore the run from a checkpoint, with its folder of shards, on all ranks; ValueError for another run's."""
+    trained, world = run.trained, run.world
+    check_same_run(run.config, trained, run.data.global_batch, state)
+    groups = trained.optimizer.param_groups
+    own = {name: parameter for group in groups for name, parameter in zip(group["names"], group["params"])}
+    saved = state["optimizer"]["param_groups"]
+    of = {number: own.get(name) for group in saved for number, name in zip(group["params"], group["names"])}
+    moments = {number: dict.fromkeys(parts, of[number]) for number, parts in state["optimizer"]["state"].items()}
+    averages = {name: average.module.state_dict() for name, average in trained.averages.items()}
+    # they say by their paths which shards to read
+    patterns = {"objective": trained.objective.state_dict(), "optimizer": {"state": moments}} | averages
+    state = load_shards(state, shards, by_path(patterns), world.waiting)
+    version = state.get("draws", 1)
+    trained.objective.context.draws.version = version
+    if version != run.config.run.draws:
+        run.outputs.log.say(f"note: random numbers stay at the checkpoint's version {version}")
+        run.config = changed(run.config, "run", draws=version)
+    if run.config.model.init_logit_bias == AUTO:  # the first batch has set it
+        run.config = changed(run.config, "model", init_logit_bias=state["config"]["model"].get("init_logit_bias"))
+    run.data.loader.load_state_dict(state["data"])
+    load_module(trained.objective, state["objective"])
+    load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
+    if state["scaler"] and trained.scaler.is_enabled():
+        trained.scaler.load_state_dict(state["scaler"])
+    trained.objective.pool_state = {name: value.clone() for name, value in state.get("memory", {}).items()}
+    for name in trained.averaged(state["step"]):
+        load_module(trained.averages[name].module, state[name])
+    place = {name: state[name] for name in ("step", "epoch", "batch_in_epoch")}
+    ended = state.get("closed", state["step"] == state["total_steps"])
+    closed = ended and state["step"] == run.total_steps  # more steps, more to fit
+    run.at = Position(**place, seconds=state.get("seconds", 0.0), closed=closed)
+    run.outputs.saves.restart(run.at.step)
+    run.health.meter.bad_steps = state.get("bad_steps", 0)
+    trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
+    saved_by = state.get("random", [])  # a checkpoint from before `seed_step`
+    trained.seeded = len(saved_by) != world.world_size
+    if not trained.seeded:
+        write_random_state(saved_by[world.rank], world.device)
+    ranks = state.get("ranks", len(saved_by))
+    if ranks != world.world_size:
+        was, now = state["data"]["streams"], run.data.loader.state_dict()["streams"]
+        order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
+        order = f"the data's order {order}, and dropout draws other random numbers"
+        run.outputs.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: {order}")
+
+
+def check_same_run(config: Config, trained: TrainState, global_batch: int, state: dict[str, Any]) -> None:
+    """FlagError where a checkpoint does not fit the run: what it has, what is wanted, what to give."""
+    saved, step = state["config"], state["step"]
+    own = "or begin a run of its own with its model (--model local-dir:RUN/model)"
+    same = ("method", saved["method"], config.method), ("opt", saved["optim"]["opt"], config.optim.opt)
+    for flag, old, new in same:
+        if old.lower() != new.lower():
+            what = f"the checkpoint was trained with --{flag} {old}, this run has {new}"
+            raise FlagError(f"{what}: give --{flag} {old}, {own}")
+    if state["global_batch"] != global_batch:
+        what = f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has {global_batch}"
+        raise FlagError(f"{what}: give --global-batch-size {state['global_batch']}")
+    bad, allowed = state.get("bad_steps", 0), config.run.max_nonfinite
+    if bad > allowed:
+        what = f"the checkpoint's run had {bad} steps that were not finite, this run allows {allowed}"
+        raise FlagError(f"{what}, so no step would change its parameters: give --max-nonfinite {bad} or more")
+    wanted, held = averaged_steps(trained, step), state.get("swa_steps", [])
+    if wanted and wanted != held:
+        raise FlagError(
+            f"at the checkpoint's step {step} SWA is to hold the weights of steps {shown(wanted)}, it holds "
+            f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
+        )
+    if lacking := [AVERAGES[name] for name in trained.averaged(step) if state.get(name) is None]:
+        remedy = f"leave out {lacking[0]}, or begin a run of its own by another --name"
+        raise FlagError(f"the checkpoint holds no averaged weights: {remedy}")
+    if (version := state.get("draws", 1)) not in VERSIONS:
+        raise FlagError(
+            f"the checkpoint's random numbers are of version {version}, this code draws versions "
+            f"{shown(list(VERSIONS))}: resume with the code that wrote it"
+        )
+    where = "which stand in its run's config.json"
+    states = state["objective"], trained.objective.state_dict()
+    if found := differences(*({name: tuple(value.shape) for name, value in part.items()} for part in states)):
+        what = f"the checkpoint is of another model ({found})"
+        raise FlagError(f"{what}: give its --model {saved['model']['model']} and its sizes, {where}")
+    groups = state["optimizer"]["param_groups"], trained.optimizer.param_groups
+    if found := differences(*({name: "trained" for group in of for name in group["names"]} for of in groups)):
+        what = f"the checkpoint's run did not train the same parameters ({found})"
+        raise FlagError(f"{what}: give its --lock-image, --lock-text and their unlocked groups, {where}")
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first of the names whose values differ, and how many there are; empty where there is none."""
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    if not names:
+        return ""
+    first = f"{names[0]} is {saved.get(names[0], 'not there')}, here {now.get(names[0], 'not there')}"
+    return first + (f", and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def averaged_steps(trained: TrainState, step: int) -> list[int]:
+    """The steps whose weights SWA has averaged after `step`; none without it."""
+    average = trained.averages.get("swa")
+    return average.taken(step) if isinstance(average, EpochAverage) else []
+
+
+def shown(steps: list[int]) -> str:
+    """Steps for a person."""
+    return ", ".join(map(str, steps)) or "none"
+
+
+def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fit a saved state to other groups: moments go by the parameters' names, settings are the present ones."""
+    places: dict[str, tuple[int, dict[str, Any]]] = {}
+    for group in state["param_groups"]:
+        places |= {name: (number, group) for number, name in zip(group["params"], group["names"])}
+    moments, fitted, count = {}, [], 0
+    for group in groups:
+        settings = {name: group[name] for name in SETTINGS if name in group}
+        numbers = list(range(count, count + len(group["names"])))
+        for number, name in zip(numbers, group["names"]):
+            if places[name][0] in state["state"]:
+                moments[number] = state["state"][places[name][0]]
+        # what else a group holds may be counted by the optimiser
+        fitted.append(places[group["names"][0]][1] | settings | {"names": group["names"], "params": numbers})
+        count += len(numbers)
+    return {"state": moments, "param_groups": fitted}
+
+
 def open_records(run: Run, storage: Storage) -> None:
     """Open config, log, ledger, profile and checkpoints of the run, without the steps that it will do again."""
     settings, outputs, begin, world = run.config.run, run.outputs, run.at.step, run.world
@@ -177,9 +252,15 @@ def open_records(run: Run, storage: Storage) -> None:
             with replacing(outputs.folder / "noise.jsonl") as temporary:
                 noise.write(temporary)
         # a run that only has to end evaluates again: the log does not hold all of its metrics
-        if begin < run.total_steps and run_dir.evaluated_at(outputs.folder / "metrics.jsonl", begin):
+        log = outputs.folder / "metrics.jsonl"
+        if begin < run.total_steps and log.exists() and ("eval", begin) in ((k, at) for _, at, k in rows_of(log)):
             evaluated = begin
-        set_aside(storage, begin, outputs.log.say)
+        for later in (step for step in list_steps(storage) if step > begin):  # not to be found as the newest
+            name = f"step_{later}.pt"
+            for part in {name, shards_of(name)} & {*storage.names()}:
+                storage.rename(part, SUPERSEDED + part)
+            what = f"is later than step {begin}, from which the run resumes: now {SUPERSEDED}{name}"
+            outputs.log.say(f"{storage.path(name)} {what}")
         for name in storage.sweep():
             outputs.log.say(f"removed {storage.path(name)}: a checkpoint that a killed run was writing")
     if world.is_first or settings.fsdp:
@@ -202,12 +283,3 @@ def open_records(run: Run, storage: Storage) -> None:
         outputs.ledger = run_dir.Ledger(outputs.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(outputs.folder, settings.profile, outputs.log.say)
-
-
-def set_aside(storage: Storage, step: int, say: Callable[[str], None]) -> None:
-    """Rename the checkpoints after a step: `latest` must not find them, nor retention count them as the newest."""
-    for later in (found for found in list_steps(storage) if found > step):
-        name = f"step_{later}.pt"
-        for part in {name, shards_of(name)} & {*storage.names()}:
-            storage.rename(part, SUPERSEDED + part)
-        say(f"{storage.path(name)} is later than step {step}, from which the run resumes: now {SUPERSEDED}{name}")

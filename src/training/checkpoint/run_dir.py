@@ -1,7 +1,8 @@
-"""The folder of a run: its lock, and its files, each of which is written whole."""
+"""The folder of a run, taken by one process before anything in it changes, and its files, each written whole."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -12,12 +13,17 @@ from typing import IO, Any
 
 from prolip.models.diagnose import json_of
 from prolip.utils import console
-from prolip.utils.documents import loads
+from prolip.utils.documents import loads, read_json
 from prolip.utils.flags import FlagError
 from prolip.utils.outputs import holder_of, lock, replacing
-from prolip.utils.secrecy import scrub
+from prolip.utils.secrecy import redacted, scrub
+from training.checkpoint.files import NAME, Storage, find_checkpoint, list_steps
+from training.config import RunConfig
 
 LOCK = ".lock"
+#: Prefix of later checkpoints of a run that resumed from an earlier one.
+SUPERSEDED = "superseded_"
+Choice = tuple[str | None, list[str]]
 #: Files and folders that a run writes.
 OURS = (
     "config.json status.json metrics.jsonl eval.json examples.json noise.jsonl report.html figures eval eval_ema "
@@ -28,34 +34,100 @@ BEGUN = f"""{LOCK} .*.tmp config.json status.json metrics.jsonl noise.jsonl tens
 checkpoints/.*.tmp checkpoints/{LOCK} ledger/rank_*.jsonl wandb/*""".split()
 
 
+def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
+    """Make and lock the run folder until `held` is closed; returns (checkpoint to resume from or None, why newer ones
+    are skipped). A run to be overwritten is deleted once all checks have passed.
+    """
+    try:
+        open_run_dir(folder, settings.overwrite, bool(settings.resume))
+        held.enter_context(lock_run_dir(folder))
+        status = read_status(folder)
+        if status.get("state") == "running":
+            reason = "killed: the process ended without a word"
+            write_status(folder, "failed", step=status.get("step"), checkpoint=None, reason=reason)
+        open_run_dir(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
+    except OSError as error:
+        raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
+    if settings.checkpoint_dir:
+        try:  # before the first step, not at the first checkpoint
+            storage.write(".probe.tmp", lambda file: file.write(b"probe"))
+            with storage.fetched(".probe.tmp"):
+                storage.delete(".probe.tmp")
+        except Exception as error:  # every store has its own exceptions
+            why = f"({type(error).__name__}: {error}): give a folder or URL that this machine may write to"
+            raise FlagError(f"--checkpoint-dir {storage.url} cannot be written {why}") from None
+        if storage.local is not None and storage.local.resolve() != folder.resolve():
+            held.enter_context(lock_run_dir(storage.local))
+    chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
+    steps = list_steps(storage)
+    place = Storage((chosen[0] or "").rpartition("/")[0] or ".")
+    here = [other.local.resolve() if other.local is not None else other.url for other in (place, storage)]
+    goes_on = chosen[0] is not None and here[0] == here[1]
+    begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
+    if steps and not (goes_on or begun_anew):
+        raise FlagError(
+            f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
+            "(and --name), or go on with that run by --resume latest"
+        )
+    for name in storage.names() if begun_anew else ():
+        if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
+            storage.delete(name)
+    if settings.overwrite or not settings.resume:  # also a start that reached no step
+        for path in (folder / name for name in OURS.split()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return chosen
+
+
+def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
+    """`find_checkpoint`; FlagError also where the store does not answer, or another run is in the way."""
+    named = resume not in ("latest", "auto")
+    try:
+        if not named and not list_steps(storage):  # starting anew must not overwrite a run with progress
+            own, remedy = own_place(folder, storage), "or --overwrite instead of --resume to begin it again"
+            if own.url != storage.url and list_steps(own):
+                where = f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}"
+                raise FlagError(f"{where}: give --checkpoint-dir {own.url}, {remedy}")
+            if is_finished(folder):
+                what = f"{folder} holds a run that has ended, and no checkpoint to resume from"
+                raise FlagError(f"{what}: give another --name, {remedy}")
+        return find_checkpoint(resume, storage)
+    except FlagError:
+        raise
+    except Exception as error:  # every store has its own exceptions
+        why = f"{resume if named else storage.url} cannot be read ({type(error).__name__}: {error})"
+        remedy = "mend the address, or the credentials of this environment"
+        raise FlagError(f"--resume {resume}: {why}: {remedy}") from None
+
+
+def own_place(folder: Path, storage: Storage) -> Storage:
+    """Where the run in the folder keeps its checkpoints: `storage` where the address looks the same."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        place = read_json(folder / "config.json")["run"]["checkpoint_dir"]
+        if place:
+            return storage if place.rstrip("/") == redacted(storage.url) else Storage(place)
+    return Storage(str(folder / "checkpoints"))
+
+
 def open_run_dir(folder: Path, overwrite: bool, resume: bool) -> None:
     """Make the run folder; FlagError if it holds a step of a run that is not to be resumed or overwritten."""
-    taken = [folder / name for name in OURS.split() if (folder / name).exists()]
-    if taken and not (overwrite or resume or only_begun(folder)):
-        raise FlagError(
-            f"{folder} already holds a run: give another --name, --resume auto to resume it, "
-            "or --overwrite to delete it and start again"
-        )
+    if not (overwrite or resume) and any((folder / name).exists() for name in OURS.split()):
+        found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        names = [path.relative_to(folder).as_posix() for path in found]
+        log = folder / "metrics.jsonl"
+        if (
+            read_status(folder).get("checkpoint")
+            or not all(any(fnmatch(name, known) for known in BEGUN) for name in names)
+            or any(path.stat().st_size for path in folder.glob("ledger/*"))
+            or (log.exists() and any(rows_of(log)))
+        ):
+            raise FlagError(
+                f"{folder} already holds a run: give another --name, --resume auto to resume it, "
+                "or --overwrite to delete it and start again"
+            )
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def only_begun(folder: Path) -> bool:
-    """Whether a folder holds only what a run writes before its first checkpoint and line of the log."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    names = (path.relative_to(folder).as_posix() for path in found)
-    if read_status(folder).get("checkpoint") or not all(any(fnmatch(x, known) for known in BEGUN) for x in names):
-        return False
-    log = folder / "metrics.jsonl"
-    return not any(path.stat().st_size for path in folder.glob("ledger/*")) and not (log.exists() and any(rows_of(log)))
-
-
-def clear_run_dir(folder: Path) -> None:
-    """Delete the files of a run, and no others."""
-    for path in (folder / name for name in OURS.split()):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def lock_run_dir(folder: Path, patience: float = 120.0, say: Callable[[str], None] = print) -> IO[str]:
@@ -80,9 +152,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_status(folder: Path, state: str, **facts: Any) -> None:
-    """Write status.json, for scripts that submit runs: running, stopped (on request, can be resumed), finished, failed;
-    with lost output streams, without secrets of addresses.
-    """
+    """Write status.json: running, stopped (on request, can be resumed), finished or failed; without secrets."""
     facts = {name: scrub(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     if console.lost:
         facts["lost_output"] = {name: str(error) for name, error in console.lost.items()}
@@ -94,12 +164,9 @@ def read_status(folder: Path) -> dict[str, Any]:
     return json_of(folder / "status.json")
 
 
-def mark_crashed(folder: Path) -> None:
-    """Write `failed`, without a checkpoint, for a killed run that says `running`; only the lock's holder may."""
-    status = read_status(folder)
-    if status.get("state") == "running":
-        reason = "killed: the process ended without a word"
-        write_status(folder, "failed", step=status.get("step"), checkpoint=None, reason=reason)
+def is_finished(folder: Path) -> bool:
+    """Whether the run in the folder has left its model."""
+    return read_status(folder).get("state") == "finished"
 
 
 def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
@@ -122,16 +189,9 @@ def truncate_log(path: Path, step: int, again: str | None = None) -> None:
                 kept.write(line + b"\n")
 
 
-def evaluated_at(path: Path, step: int) -> bool:
-    """Whether the log holds the metrics of an evaluation at this step."""
-    return path.exists() and any(kind == "eval" and at == step for _, at, kind in rows_of(path))
-
-
 class Ledger:
-    """The keys of all samples that a run was trained on, by step: proof that a restart lost and repeated none.
-
-    ledger/rank_R.jsonl holds {"step": s, "epoch": e, "keys": [...]} per step of this rank. A full disk is reported
-    once; the run goes on, and steps are missing.
+    """The keys of all samples that this rank was trained on: a line {"step": s, "epoch": e, "keys": [...]} per step in
+    ledger/rank_R.jsonl. A full disk is reported once; the run goes on, and steps are missing.
     """
 
     def __init__(self, folder: Path, rank: int):

@@ -1,15 +1,23 @@
-"""How an error that ends a run is reported: a line with its remedy, or nothing for a bug."""
+"""Errors that end a run, each reported in a line with its remedy, and the steps with non-finite terms."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from prolip.data.faults import SampleFault, TooManyBadSamples
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils.console import one_line
-from training.health.nonfinite import NonFiniteError
+from training.parallel import World, gathered
+
+
+class NonFiniteError(RuntimeError):
+    """A term was NaN or infinite; the message names step, terms, ranks and samples."""
+
 
 #: Errors whose message is enough; others are bugs and show their trace.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
@@ -32,14 +40,22 @@ SHARED_MEMORY = (
     f"--shm-size), or a smaller --prefetch; {RESUME}"
 )
 OPEN_FILES = f"batches that wait are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {RESUME}"
+NAMED = 5  # sample keys of a bad step
 OTHER_END = "--workers 0 shows where, in a run of its own"
 
 
 def explain(error: BaseException) -> str | None:
     """An expected error in a line for the person, or None for a bug."""
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, RuntimeError) and WORKER_ENDED.search(text):
-        return explain_worker(error)
+    if isinstance(error, RuntimeError) and (ended := WORKER_ENDED.search(text)):
+        met: BaseException | None = error
+        signal = ""
+        while met is not None and not signal:
+            signal = (found[2] or "").strip() if (found := WORKER_ENDED.search(str(met))) else ""
+            met = met.__cause__ or met.__context__
+        cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
+        how = f"was killed by signal: {signal}" if signal else "ended without a word"
+        return f"a worker of the data loader (process {ended[1]}) {how}, {cause}"
     if (isinstance(error, RuntimeError) or ORIGINAL in text) and (remedy := remedy_of_exhaustion(text)):
         line = next(line for line in reversed(text.splitlines()) if remedy_of_exhaustion(line))
         return f"a worker of the loader could not hand on its batch ({line.strip()[:200]}): {remedy}"
@@ -54,21 +70,101 @@ def explain(error: BaseException) -> str | None:
     return one_line(error).strip() or text if isinstance(error, EXPECTED) else None
 
 
-def explain_worker(error: BaseException) -> str:
-    """Which worker of the loader ended, by which signal, the likely cause, and the remedy."""
-    met: BaseException | None = error
-    ends: list[re.Match[str]] = []
-    while met is not None:
-        ends += [found] if (found := WORKER_ENDED.search(str(met))) else []
-        met = met.__cause__ or met.__context__
-    signal = next((found[2].strip() for found in ends if found[2]), "")
-    cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
-    how = f"was killed by signal: {signal}" if signal else "ended without a word"
-    return f"a worker of the data loader (process {ends[0][1]}) {how}, {cause}"
-
-
 def remedy_of_exhaustion(text: str) -> str | None:
     """The remedy where a worker or its parent finds no room for shared batches; None for other errors."""
     if "unable to allocate shared memory" in text or "unable to write to file </torch" in text:
         return SHARED_MEMORY
     return OPEN_FILES if "Too many open files" in text else None
+
+
+class NonFiniteGuard:
+    """Skips the optimiser's step for non-finite gradients, on the device: the host waits for nothing.
+
+    After more than `allowed` such steps all are skipped, so that the parameters stay good until the host looks.
+    """
+
+    def __init__(self, allowed: int, device: torch.device):
+        self.allowed = allowed
+        self.bad_steps = torch.zeros((), device=device)
+
+    def hold(self, grad_norm: Tensor) -> Tensor:
+        """1 to skip this step, the same on all ranks, else 0: () float."""
+        bad = (~torch.isfinite(grad_norm.detach())).float()
+        self.bad_steps = self.bad_steps + bad
+        return torch.maximum(bad, (self.bad_steps > self.allowed).float())
+
+
+class LossMeter:
+    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`."""
+
+    def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
+        self.ignored = ignored  # prefixes of terms that may be infinite
+        self.allowed = allowed  # steps with other non-finite terms before the run stops
+        self.bad_steps = 0
+        self.sums: Tensor | float = 0.0
+        self.counts: Tensor | float = 0.0
+        self.finite: list[Tensor] = []
+        self.steps: list[tuple[int, Sequence[str]]] = []
+        self.names: list[str] = []
+        self.all_names: list[str] = []
+
+    def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
+        """Add the terms of a step on samples `keys`; bad steps and non-finite ignored terms are not counted."""
+        self.all_names = list(terms)
+        judged = [i for i, name in enumerate(terms) if not name.startswith(tuple(self.ignored))]
+        self.names = [self.all_names[i] for i in judged]
+        values = torch.stack([value.detach().double().reshape(()) for value in terms.values()])
+        each = torch.isfinite(values)
+        finite = torch.stack([each[i] for i in judged])
+        counted = each & finite.all()
+        self.sums = self.sums + torch.where(counted, values, 0.0)
+        self.counts = self.counts + counted.double()
+        self.finite.append(finite)
+        self.steps.append((step, keys))
+
+    def check(self, world: World) -> list[str]:
+        """Describe the bad steps since the last check, on every rank; NonFiniteError once more than `allowed` were."""
+        if not self.finite:
+            return []
+        finite, steps, self.finite, self.steps = torch.stack(self.finite), self.steps, [], []
+        any_bad = (~finite).any().float()
+        if world.world_size > 1:
+            dist.all_reduce(any_bad, op=dist.ReduceOp.MAX)
+        if not any_bad:
+            return []
+        found = {}
+        for row, (step, keys) in zip(finite.tolist(), steps):
+            if not all(row):
+                found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
+        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
+        self.bad_steps += len(reports)
+        if self.bad_steps > self.allowed:
+            allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
+            first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
+            raise NonFiniteError(
+                f"{first}; the run stops before this reaches the parameters{allowed}. Resume from the last checkpoint, "
+                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or skip "
+                "a few such steps with --max-nonfinite"
+            )
+        return reports
+
+    def read(self, world: World) -> dict[str, float]:
+        """Mean of every term over good steps and ranks since the last call; starts anew."""
+        if not isinstance(self.sums, Tensor):
+            return {}
+        means, names = self.sums / self.counts, self.all_names
+        if world.world_size > 1:
+            dist.all_reduce(means)
+            means /= world.world_size
+        self.sums = self.counts = 0.0
+        return dict(zip(names, means.tolist()))
+
+
+def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
+    """A bad step: its terms, ranks, and the first samples of each rank's batch."""
+    met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
+    names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
+    ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
+    shown = [(", ".join(keys), total - len(keys)) for _, keys, total in met.values() if keys]
+    samples = [keys + (f" and {more} more" if more else "") for keys, more in shown]
+    return f"step {step}: {', '.join(names)} not finite {ranks}(samples {'; '.join(samples) or 'unknown'})"

@@ -1,7 +1,4 @@
-"""Signals that ask a run to stop, acted on between two steps; and stacks of a run that stands still.
-
-Nothing heavy is imported here, so that signals are handled before torch is.
-"""
+"""Signals that ask a run to stop, handled before torch is imported; and stacks of a run that stands still."""
 
 from __future__ import annotations
 
@@ -39,16 +36,13 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """The first stop signal that this process received, 0 for none. A second SIGINT ends the process at once.
-
-    last_words: called before that, to write a status. ended: the run has ended, there is nothing to stop.
-    """
+    """The first stop signal that this process received, 0 for none. A second SIGINT ends the process at once."""
 
     def __init__(self) -> None:
         self.number = 0
         self.time = 0.0
-        self.ended = False
-        self.last_words: Callable[[], None] = lambda: None
+        self.ended = False  # the run, so that there is nothing to stop
+        self.last_words: Callable[[], None] = lambda: None  # writes a status before the process ends at once
         self.before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -86,32 +80,25 @@ class StopSignal:
         os._exit(EXIT_INTERRUPTED)
 
 
-#: The one of this process.
-STOP = StopSignal()
-
+STOP = StopSignal()  # the one of this process
 PR_SET_PDEATHSIG = 1
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def stop_with_launcher() -> None:
-    """Have the kernel send SIGTERM to this rank should its torchrun die (Linux).
-
-    torchrun starts its ranks in sessions of their own. Killed by SIGKILL, it would leave them behind, training on and
-    writing into a folder that the next try has taken.
+    """Have the kernel send SIGTERM to this rank should its torchrun die (Linux): else a rank, in a session of its own,
+    would train on and write into a folder that the next try has taken.
     """
     if under_torchrun() and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Watchdog:
-    """Prints the stacks of all threads when no step ends for `patience` seconds (0: never), once per standstill.
-
-    Every rank has its own, so that a hang shows what each of them waits for; a rank that goes on says for how long it
-    stood still.
+    """Prints the stacks of all threads of a rank when no step ends for `patience` seconds (0: never), once per
+    standstill; a rank that goes on says for how long it stood still.
     """
 
     def __init__(self, patience: float, rank: int = 0):

@@ -29,8 +29,8 @@ from prolip.data.reading.tar import ShardReader
 
 
 @cache
-def picture(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+def picture(seed: int, size: tuple[int, int] = (8, 8)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
     return buffer.getvalue()

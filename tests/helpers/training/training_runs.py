@@ -14,13 +14,12 @@ import torch
 
 import training.loop
 from drawings import SHARDS
-from training.checkpoint.reader import list_steps, load_checkpoint
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage, list_steps, load_checkpoint
 from training.config import build_config
 from training.health.signals import STOP
 from training.loop import on_device, training_step
 from training.main import main
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 from training.state import Run
 
@@ -42,13 +41,11 @@ SYNTHETIC = shlex.split(
 
 
 def start(folder: Path, name: str, *words: str) -> Path:
-    """A run on drawings that ends well; its folder."""
     assert main([*TINY, "--output", str(folder), "--name", name, *words]) == 0
     return folder / name
 
 
 def words(folder: Path, name: str, *more: object) -> list[str]:
-    """The command line of a run on synthetic images."""
     return [*SYNTHETIC, "--output", str(folder), "--name", name, *map(str, more)]
 
 
@@ -101,7 +98,6 @@ def batches(run: Run) -> Iterator[Any]:
 
 
 def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
-    """What the loop does with a batch."""
     return training_step(run.trained, on_device(run.data, batch, step, run.world.device), step)
 
 

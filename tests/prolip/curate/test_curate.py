@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commits_curate import picture, sample, write_tar
 from fitted_models import fitted_model
 from PIL import Image
 
@@ -35,33 +35,20 @@ def main(words: list[str]) -> int:
     return prolip_command(["curate", *words])
 
 
-def picture(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (40, 36, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return buffer.getvalue()
-
-
-def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    tar.addfile(member, io.BytesIO(data))
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory) -> Path:
     """Three shards with 40 samples; one image of the second is broken, two samples of the third are one picture."""
     folder = tmp_path_factory.mktemp("shards")
     number = 0
     for shard, count in enumerate((15, 15, 10)):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for row in range(count):
-                key = f"{row:04d}"  # the same keys in all shards
-                broken, again = (shard, row) == (1, 4), (shard, row) == (2, 7)
-                add(tar, f"{key}.png", b"no picture" if broken else picture(7777 if again or number == 33 else number))
-                add(tar, f"{key}.txt", f"{WORDS[number % 5]} {number}".encode())
-                add(tar, f"{key}.json", json.dumps({"uid": f"{number:032x}"}).encode())
-                number += 1
+        members = []
+        for row in range(count):
+            broken, again = (shard, row) == (1, 4), (shard, row) == (2, 7)
+            image = b"no picture" if broken else picture(7777 if again or number == 33 else number, (40, 36))
+            text, record = f"{WORDS[number % 5]} {number}".encode(), json.dumps({"uid": f"{number:032x}"}).encode()
+            members += sample(f"{row:04d}", number, png=image, txt=text, json=record)  # the same keys in all shards
+            number += 1
+        write_tar(folder / f"{shard}.tar", members)
     return folder
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import evaluate
+from commits_curate import write_tar
 from explored import COLOURS, make_app, picture
 from PIL import Image
 
@@ -79,15 +80,6 @@ def test_ellipses_are_the_projected_covariances():
         fit_plane(z.select(slice(0, 1)))
 
 
-def tar(path: Path, members: dict[str, bytes], mode: str = "w") -> str:
-    with tarfile.open(path, mode) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return str(path)
-
-
 def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
     long = "deep/" * 30 + "name"
     members = {
@@ -99,7 +91,7 @@ def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
         "c.txt": b"no picture",
         "d.cls.png": picture("black"),
     }
-    path = tar(tmp_path / "of.tar", members)
+    path = write_tar(tmp_path / "of.tar", list(members.items()))
     found = Thumbnails()
     for key, name in (("a", "./a.png"), ("b", "b.jpg"), (long, f"{long}.webp")):
         assert found.data({"key": f"of/{key}", "shard": path}) == members[name]
@@ -113,13 +105,14 @@ def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
 
 
 def test_what_has_no_picture_says_why(tmp_path):
-    packed = tar(tmp_path / "x.tar.gz", {"a.png": picture("red")}, "w:gz")
-    cut = tmp_path / "cut.tar"
-    cut.write_bytes(Path(tar(tmp_path / "whole.tar", {"a.png": picture("red")})).read_bytes()[:700] + b"x" * 2000)
+    whole = Path(write_tar(tmp_path / "whole.tar", [("a.png", picture("red"))])).read_bytes()
+    packed, cut = tmp_path / "x.tar.gz", tmp_path / "cut.tar"
+    packed.write_bytes(gzip.compress(whole))
+    cut.write_bytes(whole[:700] + b"x" * 2000)
     (tmp_path / "damaged.png").write_bytes(picture("red")[:50])
     for item, words in (
         ({"key": "k"}, "kept features have no pictures"),
-        ({"key": "x/a", "shard": packed}, "not compressed"),
+        ({"key": "x/a", "shard": str(packed)}, "not compressed"),
         ({"key": "a/a", "shard": "s3://bucket/a.tar"}, "not on this machine"),
         ({"key": "a", "shard": "no.tar"}, "No such"),
         ({"key": "cut/a", "shard": str(cut)}, "cut.tar"),

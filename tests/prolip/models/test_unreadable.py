@@ -26,8 +26,8 @@ from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import naming
-from training.checkpoint.reader import check_checkpoint
-from training.checkpoint.reader import load_checkpoint as load_run
+from training.checkpoint.files import check_checkpoint
+from training.checkpoint.files import load_checkpoint as load_run
 from training.checkpoint.run_dir import read_status
 from training.config import read_config_file
 from training.main import main as train

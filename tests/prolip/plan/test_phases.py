@@ -26,7 +26,7 @@ from prolip.plan.phases import (
     save,
     start,
 )
-from training.parallel.distributed import StopConsensus, World
+from training.parallel import StopConsensus, World
 
 NAME = "ProLIP-ViT-B-16"
 #: Of its checkpoint: parameters and two moments, float32.
@@ -99,7 +99,7 @@ def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch,
     latest = 0
     for asked in range(300, 300 + MOST_STEPS + 1):
         clock = Clock()
-        monkeypatch.setattr("training.parallel.distributed.time", SimpleNamespace(monotonic=clock.monotonic))
+        monkeypatch.setattr("training.parallel.time", SimpleNamespace(monotonic=clock.monotonic))
         agreement = StopConsensus(World(rank=0, world_size=2))
         monkeypatch.setattr(agreement, "_post", lambda numbers: (lambda: None, numbers))
         for number in range(asked + 3 * MOST_STEPS):

@@ -27,7 +27,7 @@ ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), 
 
 
 def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path):
-    report = faults.check("commits_store:replace,shards,finish,broken", tmp_path)
+    report = faults.check("commits_store:replace,finish,broken", tmp_path)
     assert report.count("the old state") > 1 and report.count("the new state") > 1
 
 

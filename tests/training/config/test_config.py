@@ -32,40 +32,27 @@ def config(**sections) -> Config:
     ("kind", "values", "message"),
     [
         (OptimConfig, {"opt": "adamww"}, "--opt adamww is unknown to timm: did you mean adamw"),
-        (OptimConfig, {"opt": "qqqqqqqq"}, "list_optimizers"),
         (OptimConfig, {"lr": 0.0}, "--lr 0.0: give a finite number above 0"),
-        (OptimConfig, {"lr": float("nan")}, "--lr nan: give a finite number"),
-        (OptimConfig, {"warmup": -1}, "--warmup -1: give a number of at least 0"),
         (OptimConfig, {"beta2": 1.0}, "--beta2 1.0: give a number of at least 0 and below 1"),
         (OptimConfig, {"layer_decay": 1.1}, "--layer-decay 1.1: give a number above 0 and at most 1"),
-        (OptimConfig, {"grad_clip_norm": 0.0}, "leave it out for no clipping"),
         (OptimConfig, {"image_lr_mult": 0.0}, "--image-lr-mult 0.0: .*; --lock-image and --lock-text freeze a tower"),
-        (OptimConfig, {"text_freeze_epochs": -0.5}, "--text-freeze-epochs -0.5: give a number of at least 0"),
         (OptimConfig, {"unfreeze_warmup_epochs": 1.0}, "no backbone is frozen: give --image-freeze-epochs or"),
-        (OptimConfig, {"swa_epochs": -1}, "--swa-epochs -1: give a number of at least 0"),
         (OptimConfig, {"lr_milestones": (0.6,)}, "--lr-scheduler step and --lr-milestones go together"),
-        (OptimConfig, {"lr_scheduler": "step"}, "--lr-scheduler step and --lr-milestones go together"),
         (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)}, "0.8 0.6: give rising shares"),
-        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give rising shares"),
-        (OptimConfig, {"lr_step_factor": 0.0}, "--lr-step-factor 0.0: give a number above 0 and at most 1"),
         (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
-        (RunConfig, {"accum_freq": 0}, "--accum-freq 0: give a number of at least 1"),
         (RunConfig, {"epochs": 0}, "--epochs 0: give a number of at least 1"),
         (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output"),
         (RunConfig, {"resume": "latest"}, "--resume latest without --name: give the name"),
         (RunConfig, {"resume": "a.pt", "overwrite": True}, "give one of them"),
         (ValidationConfig, {"val_select": "group=x"}, "--val-select without --val-data emoji:TARS"),
         (ValidationConfig, {"best_lowest": True}, "--best-lowest without --best-metric"),
-        (ValidationConfig, {"val_data": ("wds:x",), "val_batch_size": 0}, "--val-batch-size 0: give a number of at"),
-        (RunConfig, {"global_batch_size": 0}, "--global-batch-size 0"),
-        (ModelConfig, {"init_logit_scale": 0.0}, "it is a factor, not its logarithm"),
         (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100.0, the bound on a"),
-        (ModelConfig, {"init_logit_scale": float("nan")}, "--init-logit-scale nan: give a number above 0"),
-        (ModelConfig, {"init_logit_bias": float("nan")}, "--init-logit-bias nan: give a finite number"),
         (ModelConfig, {"init_unc_bias": float("inf")}, "--init-unc-bias inf: give a finite number"),
-        (ModelConfig, {"init_unc_gain": float("nan")}, "--init-unc-gain nan: give a finite number"),
-        (OptimConfig, {"eps": 0.0}, "--eps 0.0: give a finite number above 0"),
-        (RunConfig, {"seed": 2**63}, "give a number below 2.63"),
+        (
+            RunConfig,
+            {"seed": 2**63},
+            "--seed .*: give a number of at least 0 and below 9223372036854775808",
+        ),
         (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
         (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-data"),
     ],
@@ -89,7 +76,7 @@ def test_augmentation_that_nobody_would_apply_is_refused():
         config(augment={"text_mask": 0.6, "text_random": 0.2, "text_delete": 0.3})
 
 
-@pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
+@pytest.mark.parametrize("method", ["prolip", "clip"])
 def test_a_saved_config_is_the_same_config(tmp_path, method):
     made = build_config(
         method,
@@ -108,13 +95,6 @@ def test_a_saved_config_is_the_same_config(tmp_path, method):
     assert again.to_dict() == made.to_dict()
     assert again.run.resume is None and again.run.seed == 3
     assert (again.augment, again.data) == (made.augment, made.data)
-
-
-@pytest.mark.parametrize("prefetch", [None, 8])
-def test_a_saved_config_keeps_what_was_left_to_the_batch(tmp_path, prefetch):
-    saved = json.loads(json.dumps(config(data={"prefetch": prefetch}).to_dict()))
-    assert saved["data"]["prefetch"] == prefetch
-    assert build_config(saved.pop("method"), saved).data.prefetch == prefetch
 
 
 def test_a_run_folder_or_yaml_is_read_too(tmp_path):
@@ -164,7 +144,7 @@ def test_lengths_are_given_in_epochs_steps_or_samples():
     def steps(**run) -> int:
         return total_steps(config(run=run, optim={"warmup": 0}), steps_per_epoch=10, global_batch=16)
 
-    assert steps(epochs=3) == 30 and steps(max_steps=7) == 7 and steps(max_samples=33) == 3 and steps() == 320
+    assert steps(epochs=3) == 30 and steps(max_steps=7) == 7 and steps(max_samples=33) == 3
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
@@ -182,20 +162,9 @@ def test_precision_that_the_device_lacks_is_refused(monkeypatch):
     check_precision("--precision", "amp_fp16", torch.device("cuda"))
 
 
-# --- --aug-cfg is shared between workers and device ------------------------------------------------------------------
-SMALL = {"model": "ProLIP-ViT-test"}
-
-
-def with_model(**model):
-    return build_config("prolip", {"model": SMALL | model, "optim": {"warmup": 0}})
-
-
-def parts(config):
-    model, transform, _ = build_model(config, torch.device("cpu"))
-    return transform, build_augment(config, model, torch.device("cpu"), Draws())
-
-
 def test_the_papers_augmentation_is_shared_by_default():
-    transform, augment = parts(with_model())
+    made, device = config(model={"model": "ProLIP-ViT-test"}, optim={"warmup": 0}), torch.device("cpu")
+    model, transform, _ = build_model(made, device)
+    augment = build_augment(made, model, device, Draws())
     assert isinstance(transform, RandomCrop) and transform.scale == (0.8, 1.0) and not transform.dct_scaled
     assert isinstance(augment, ColourJitter) and augment.config.jitter == (0.32, 0.32, 0.32, 0.08)

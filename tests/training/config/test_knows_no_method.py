@@ -41,14 +41,11 @@ def found_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, f".{node.attr}"
         for name in (getattr(node, key, None) for key in ("id", "attr", "arg", "name")):
             if isinstance(name, str) and not isinstance(node, ast.alias):
+                # `clip` alone is a verb, as in clip_grad_norm
+                named = [method for method in METHODS if method != "clip" or name.lower() == "clip"]
                 package = isinstance(node, ast.Name) and name == "prolip"
-                if name in PARAMETERS or (not package and any(m in name.lower().split("_") for m in names_apart(name))):
+                if name in PARAMETERS or (not package and any(m in name.lower().split("_") for m in named)):
                     yield node.lineno, name
-
-
-def names_apart(name: str) -> list[str]:
-    """The methods that an identifier could be named after; `clip` alone is a verb, as in clip_grad_norm."""
-    return [method for method in METHODS if method != "clip" or name.lower() == "clip"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
@@ -62,13 +59,9 @@ def test_no_method_and_no_parameter_of_one_is_named(path):
         "weight = getattr(config.objective, 'alpha2', 0.0)",
         "if config.method == 'siglip': pass",
         "model.visual.eval()",
-        "make_prolip(3)",
         "known_matches = 1",
-        "loader(known_matches=True)",
-        "def f(init_unc_bias): pass",
         "help = 'give --mask-ratio'",
         "text = 'ProLIP-ViT-B-16'",
-        "x: ProLIP",
         "print('use --method clip')",
     ],
 )
@@ -83,8 +76,5 @@ def test_what_is_no_method_is_let_through():
         "prolip.get_tokenizer(name)",
         "'--grad-clip-norm'",
         "nn.utils.clip_grads_with_norm_(p)",
-        "'OpenCLIP'",
-        "config.beta1",
-        "text = 3",
     )
     assert not [hit for line in lines for hit in found_in(ast.parse(line))]

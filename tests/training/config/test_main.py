@@ -13,8 +13,7 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
-from training.health.errors import explain
-from training.health.nonfinite import NonFiniteError
+from training.health.errors import NonFiniteError, explain
 from training.main import build_parser, main, parse
 
 SHARD = "data/emoji/noto.tar"
@@ -61,11 +60,6 @@ def test_the_public_flags_are_frozen():
     assert sorted(flags()) == sorted(PUBLIC_FLAGS)
 
 
-def test_methods_differ_in_their_own_flags_alone():
-    assert flags("siglip") == flags("clip") < flags("prolip")
-    assert "--alpha1" not in flags("siglip")
-
-
 @pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
 def test_torchrun_takes_no_flag_of_ours_for_one_of_its_own(method):
     theirs = [word for action in get_args_parser()._actions for word in action.option_strings]
@@ -93,12 +87,6 @@ def test_help_lists_every_flag_under_its_group(capsys):
     assert "default: 2,048 samples" in words
 
 
-def test_every_flag_is_explained():
-    parser = build_parser("prolip")
-    unexplained = [action.option_strings for action in parser._actions if not (action.help or "").strip()]
-    assert unexplained == []
-
-
 def test_flags_override_a_config_file_and_take_back_its_length(tmp_path):
     path = tmp_path / "run.json"
     saved = {"method": "siglip", "run": {"epochs": 3, "seed": 5}, "data": {"batch_size": 8, "workers": 2}}
@@ -109,15 +97,7 @@ def test_flags_override_a_config_file_and_take_back_its_length(tmp_path):
     assert parse(["--config", str(path)]).run.epochs == 3
 
 
-def test_another_method_drops_the_files_settings_of_the_old_one(tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"method": "prolip", "objective": {"alpha1": 0.1}, "optim": {"lr": 0.1}}))
-    assert parse(["--config", str(path)]).objective.alpha1 == 0.1
-    assert parse(["--config", str(path), "--method", "clip"]).optim.lr == 0.1
-
-
 def refused(capsys, *words: str) -> str:
-    """What stands on the error output of a run that is refused."""
     assert main([str(word) for word in words]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and "Traceback" not in captured.err
@@ -129,16 +109,13 @@ def refused(capsys, *words: str) -> str:
     [
         (["--model", "ProLIP-ViT-B16"], "unknown model 'ProLIP-ViT-B16': did you mean ProLIP-ViT-B-16"),
         (["--modle", "x"], "unknown flag --modle: did you mean --model"),
-        (["--train_data", "x"], "unknown flag --train_data: use --train-data"),
         (["--logs", "x"], "--logs is not a flag here: use --output"),
         (["--method", "siglp"], "--method 'siglp' is unknown: did you mean siglip"),
-        (["--precision", "amp"], "invalid choice: 'amp'"),
         (["--precision", "amp_fp16"], "amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"),
         (["--global-batch-size", "9", "--accum-freq", "2"], "batch 9 is not divisible by 1 ranks x 2 micro-batches"),
         (["--batch-size", "9", "--workers", "2"], "9 is not divisible by 2 workers: use --batch-size 8 or 10"),
         (["--batch-size", "4096"], "samples are fewer than one global batch of 4096"),
         (["--train-data", "data/emoji/notto.tar"], "Did you mean noto.tar"),
-        (["--train-data", "data/emoji/{a..}.tar"], "brace pattern"),
         (["--warmup", "10", "--max-steps", "10"], "warm-up of 10 steps does not end within the run's 10 steps"),
         (["--pretrained", "no.pt"], "--pretrained 'no.pt' is no file"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
@@ -147,14 +124,11 @@ def refused(capsys, *words: str) -> str:
         (["--force-image-size", "4"], "image_size 4 is below the patch_size 8: enlarge the image"),
         (["--aug-cfg", "scales=1"], "--aug-cfg scales=1 is unknown: it has scale, ratio"),
         (["--aug-cfg", "scale=(0.9,0.8)"], "give two shares of the image, the smaller first, such as (0.8,1.0)"),
-        (["--aug-cfg", "scale=0.5"], "give two shares of the image"),
         (["--aug-cfg", "color_jitter_prob=3"], "--aug-cfg color_jitter_prob=3 is no probability"),
         (["--opt", "adahessian"], "--opt adahessian wants second derivatives"),
         (["--output", "setup.py"], "cannot be written ([Errno 20] Not a directory: 'setup.py/x'): give another"),
         (["--report-to", "wandb"], "for W&B use --wandb-project"),
-        (["--val-data", "emoji:data/emoji/nothing.tar"], "nothing.tar"),
         (["--val-data", f"emoji:{SHARD}", "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
-        (["--config", "no.json"], "--config no.json: there is no such file"),
         (["--device", "cuda"], "0 CUDA devices"),
     ],
 )
@@ -171,10 +145,6 @@ def test_wrong_input_is_answered_with_a_remedy(capsys, tmp_path, words, message)
     assert not (tmp_path / "model").exists()
 
 
-def test_no_data_is_refused(capsys, tmp_path):
-    assert "--train-data" in refused(capsys, *TINY, "--max-steps", "2", "--output", tmp_path)
-
-
 def test_a_tokenizer_without_files_says_how_to_get_them(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
@@ -183,39 +153,21 @@ def test_a_tokenizer_without_files_says_how_to_get_them(capsys, tmp_path, monkey
     assert "--tokenizer <folder>" in refused(capsys, *words)
 
 
-def test_a_taken_folder_is_refused(capsys, tmp_path):
-    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "mine" / "checkpoints" / "step_3.pt").touch()
-    words = [*TINY, "--train-data", SHARD, "--max-steps", "2", "--output", tmp_path, "--name", "mine"]
-    assert "already holds a run: give another --name, --resume auto" in refused(capsys, *words)
-
-
-@pytest.fixture
-def damaged(tmp_path) -> Path:
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_too_many_broken_images_end_the_run_without_a_trace(capsys, tmp_path, workers):
     """A shard with 8 drawings, every second of them broken."""
     path, count = tmp_path / "damaged.tar", 0
     with tarfile.open(SHARD) as source, tarfile.open(path, "w") as target:
         for member in source:
-            if member.name.endswith("webp"):
-                count += 1
-                if count > 8:
-                    break
-            content = source.extractfile(member)
-            if member.name.endswith("webp") and count % 2:
+            content, image = source.extractfile(member), member.name.endswith("webp")
+            count += image
+            if count > 8:
+                break
+            if image and count % 2:
                 member.size = 40
             target.addfile(member, content)
-    return path
-
-
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_too_many_broken_images_end_the_run_without_a_trace(capsys, tmp_path, damaged, workers):
-    text = refused(
-        capsys,
-        *TINY,
-        *shlex.split(
-            f"--workers {workers} --batch-size 2 --train-data {damaged} --epochs 3 --output {tmp_path} --device cpu"
-        ),
-    )
+    words = f"--workers {workers} --batch-size 2 --train-data {path} --epochs 3 --output {tmp_path} --device cpu"
+    text = refused(capsys, *TINY, *shlex.split(words))
     assert "bad image" in text and "--max-bad-fraction" in text
 
 
@@ -235,11 +187,6 @@ def test_expected_errors_are_reported_and_bugs_are_not():
     assert "another rank ended" in (explain(RuntimeError("[gloo] Connection closed by peer [::1]:1")) or "")
     assert explain(RuntimeError("shape mismatch")) is None
     assert explain(KeyError("x")) is None
-
-
-def test_traceback_shows_where_an_error_came_from():
-    with pytest.raises(FileNotFoundError):
-        main([*TINY, "--device", "cpu", "--train-data", "no.tar", "--traceback"])
 
 
 def test_interrupting_says_how_to_go_on(capsys, monkeypatch):

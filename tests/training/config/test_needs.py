@@ -16,7 +16,7 @@ from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import train
 from training.main import build_parser, main
-from training.parallel.distributed import World
+from training.parallel import World
 from training.run import build
 
 SHARD = "data/emoji/emojione.tar"
@@ -75,7 +75,7 @@ def make(tmp_path, data=None, **objective):
     return build(config, World(), tmp_path / "run", rows=8)
 
 
-@pytest.mark.parametrize("captions", [1, 2, 3])
+@pytest.mark.parametrize("captions", [1, 3])
 def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions):
     run = make(tmp_path, wanted=captions)
     batch = next(iter(run.data.loader))

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +19,11 @@ from prolip.cli.main import main as prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
-from prolip.data.split import Split, held_out
+from prolip.data.split import Split
 from training.config import build_config, renewed
 from training.evaluate import open_validation
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 PAGE = (Path(__file__).parents[3] / "docs/own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)
@@ -68,6 +69,7 @@ def described(tables, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_on_own_data_trains_as_it_says(described, tmp_path, monkeypatch, command):
+    assert len(COMMANDS) == 4  # a table, Parquet, a folder, shards
     monkeypatch.chdir(described)
     words = shlex.split(command)
     assert main([*words, *MINE, "--workers", "0", "--no-report", "--output", str(tmp_path)]) == 0
@@ -76,18 +78,14 @@ def test_the_page_on_own_data_trains_as_it_says(described, tmp_path, monkeypatch
     assert ("--split" in words) == (run / "eval.json").exists()
 
 
-def test_the_page_on_own_data_trains_on_every_kind():
-    assert len(COMMANDS) == 4
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tmp_path, name, caplog):
     with caplog.at_level("INFO"):
         run = begin(tmp_path, "--train-data", tables / name, "--split", "0.3")
     assert caplog.text.count("images from column 'image', captions from column 'caption'") == 1  # it is read once
     assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == [1, 2, 3]
     found = json.loads((run / "eval.json").read_text())
-    held = sum(held_out(tables / f"{number}.png", 0.3) for number in range(40))
+    held = sum(Split(0.3).takes(tables / f"{number}.png") for number in range(40))
     assert 3 <= held <= 20 and found["held-out/t2i/queries"] == found["held-out/i2t/queries"] == held
     assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
 
@@ -97,21 +95,22 @@ def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(descri
     words = ["--train-data", str(folder), "--split", "0.3"]
     run = begin(tmp_path, *words, "--best-metric", "held-out/acc1")
     rows = read_rows(parse_source(str(folder)), split=Split(0.3))
-    found = list(open_validation(parse([*MINE, *words]), None, None, World(), held_out=rows).tasks[0].samples())
-    expected = {f"{n % 2}/{n}.png": n % 2 for n in range(40) if held_out(folder / f"{n % 2}/{n}.png", 0.3)}
+    loader = SimpleNamespace(held_out=rows, noise=None, source=None)
+    (task,) = open_validation(parse([*MINE, *words]), None, None, World(), loader).tasks
+    found = list(task.samples())
+    expected = {f"{n % 2}/{n}.png": n % 2 for n in range(40) if Split(0.3).takes(folder / f"{n % 2}/{n}.png")}
     assert {sample.key: sample.label for sample in found} == expected and len(found) == len(expected) > 3
     right = json.loads((run / "eval.json").read_text())["held-out/acc1"] * len(found)
     assert right == pytest.approx(round(right)) and (run / "best" / "best.json").exists()
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_a_run_is_validated_on_a_table(tables, tmp_path, name):
+def test_a_run_is_validated_on_a_table(tables, tmp_path):
     run = begin(
         tmp_path,
         "--train-data",
         tables / "a.csv",
         "--val-data",
-        tables / name,
+        tables / "a.jsonl",
         *shlex.split(f"emoji:{FOLDER}/emojione.tar --val-select subgroup=sport --best-metric a/i2t/R@1"),
     )
     found = json.loads((run / "eval.json").read_text())
@@ -122,15 +121,15 @@ def test_a_number_as_split_holds_a_share_out_of_every_test_set(tables):
     words = ["--train-data", "synthetic:8", "--val-data", f"csv:{tables}/a.csv", f"shards:{FOLDER}/noto.tar"]
     found = open_validation(parse([*MINE, *words, "--val-split", "0.3"]), None, None, World()).tasks
     assert [sum(1 for _ in task.samples()) for task in found] == [
-        sum(held_out(tables / f"{number}.png", 0.3) for number in range(40)),
-        sum(held_out(drawing.data, 0.3) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings),
+        sum(Split(0.3).takes(tables / f"{number}.png") for number in range(40)),
+        sum(Split(0.3).takes(drawing.data) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings),
     ]
 
 
 def test_shards_are_held_out_of_as_they_are_read(tmp_path):
     run = begin(tmp_path, "--train-data", f"emoji:{FOLDER}/noto.tar", "--caption-sampling", "name", "--split", "0.3")
     drawings = emoji.read([FOLDER / "noto.tar"]).drawings
-    held = sum(held_out(drawing.data, 0.3) for drawing in drawings)
+    held = sum(Split(0.3).takes(drawing.data) for drawing in drawings)
     assert json.loads((run / "eval.json").read_text())["held-out/i2t/queries"] == held > 0
 
 
@@ -147,12 +146,9 @@ def test_a_table_with_problems_is_refused_before_a_folder_is_made(tables, tmp_pa
     ("saved", "sources"),
     [
         ({"val_data": "data/x.tar", "val_tasks": ["wds:a"]}, ("emoji:data/x.tar", "wds:a")),
-        ({"val_data": None, "val_tasks": []}, ()),
         ({"val_tasks": ["coco:a,b"]}, ("coco:a,b",)),
-        ({"val_data": "http://h/x.tar"}, ("emoji:http://h/x.tar",)),
         ({"val_data": ["csv:a.csv"]}, ("csv:a.csv",)),
         ({"val_data": "csv:a.csv"}, ("csv:a.csv",)),
-        ({"val_batch_size": 3}, ()),
     ],
 )
 def test_configurations_of_earlier_versions_are_read(saved, sources):
@@ -171,10 +167,3 @@ def test_configurations_of_earlier_versions_are_read(saved, sources):
 def test_sources_that_are_for_evaluation_are_not_trained_on(tmp_path, capsys, source, remedy):
     assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", source]) == 2
     assert remedy in capsys.readouterr().err and not (tmp_path / "run").exists()
-
-
-def test_a_share_that_holds_out_nothing_is_refused_with_what_to_type(tables, tmp_path, capsys):
-    words = ["--train-data", str(tables / "a.csv"), "--split", "0.000001", "--output", str(tmp_path), "--name", "run"]
-    assert main([*MINE, *words]) == 2
-    assert "holds out none of 40 images: give a larger share, such as --split 0.075" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -2,19 +2,17 @@
 
 import io
 import re
+import shlex
 import tarfile
 from pathlib import Path
 
 import pytest
-from commands import evaluate
-from commands import evaluate_corpus as corpus
 
 import prolip
-from prolip.cli.main import main as command_line
 from prolip.models.checkpoint import save_pretrained
 from training.evaluate import open_validation
 from training.main import main, parse
-from training.parallel.distributed import World
+from training.parallel import World
 
 ROOT = Path(__file__).resolve().parents[3]
 DRAWINGS = "drawings.tar"
@@ -52,7 +50,6 @@ def bad(tmp_path, monkeypatch):
 
 
 def refused(capsys, run) -> str:
-    """The one line that a command ends with, its exit code being 2."""
     try:
         code = run()
     except SystemExit as left:
@@ -64,7 +61,6 @@ def refused(capsys, run) -> str:
 
 
 def not_opened(*flags) -> str:
-    """What a run says of test sets that it cannot open."""
     with pytest.raises((ValueError, OSError)) as refused:
         val = parse([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags])
         open_validation(val, None, None, World())
@@ -72,30 +68,22 @@ def not_opened(*flags) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("flag", ["--val-data", "--imagenet-val", "--coco-test"])
-def test_a_run_that_cannot_open_its_test_sets_ends_in_one_line(bad, capsys, flag):
-    value = {"--val-data": "wds:sets", "--coco-test": "a.json,b"}.get(flag, "page.tar")
-    assert refused(capsys, lambda: start(flag, value)).startswith(flag)
+def test_a_run_that_cannot_open_its_test_sets_ends_in_one_line(bad, capsys):
+    assert refused(capsys, lambda: start("--val-data", "wds:sets")).startswith("--val-data")
     assert not Path("runs").exists()
 
 
 #: Flags of a run with a wrong value each; the flag must begin the message, and no other data flag may be named.
 CORPUS_MISTAKES = (
-    "none.tar",
     "page.tar",
     "empty.tar",
-    "plain.tar",
     "lists.tar",
     "other.tar",
     "cut.tar",
-    "table.csv",
     "sets",
-    "nowhere/x.tar",
     "{a,b",
-    "{0..3}.tar",
     "*.tgz",
-    "page.tar::",
-    "s3s://bucket/x.tar",
+    "s3s://b/x.tar",
 )
 
 
@@ -114,26 +102,15 @@ def test_errors_about_the_corpus_to_evaluate_on_name_its_flag(bad, flag, value):
     [
         ("--val-select", "group=cars"),
         ("--val-select", "grop=objects"),
-        ("--val-select", "group"),
-        ("--val-select", "style=noto"),
-        ("--val-data", "wds:none"),
         ("--val-data", "wds:sets"),
-        ("--val-data", "wds:sets/wds_a/test"),
         ("--val-data", "none"),
         ("--val-data", "imagenet:pictures"),
         ("--val-data", "flickr:a.json"),
-        ("--val-data", "captions:none"),
-        ("--val-data", "winogavil:none"),
         ("--val-data", "cub:a,b"),
         ("--imagenet-val", "nowhere"),
         ("--imagenet-val", "pictures"),
-        ("--imagenet-val", "pictures/train"),
-        ("--imagenet-val", "sets"),
         ("--coco-test", "a.json"),
-        ("--coco-test", "a.json,b,c"),
         ("--coco-test", "a.json,b"),
-        ("--coco-test", "table.csv,sets"),
-        ("--coco-test", ","),
     ],
     ids=" ".join,
 )
@@ -146,30 +123,20 @@ def test_errors_about_test_sets_name_their_flag(bad, given):
 @pytest.mark.parametrize(
     "given",
     [
-        ("--train-data", "none.tar"),
         ("--train-data", "page.tar"),
-        ("--train-data", "empty.tar"),
         ("--train-data", "{a,b"),
         ("--train-data", "nowhere"),
-        ("--train-data", "*.tgz"),
-        ("--train-data", "page.tar::"),
         ("--train-data", "table.csv"),
-        ("--train-data", "pictures"),
         ("--train-data", "sets"),
         ("--batch-size", "0"),
         ("--workers", "-1"),
-        ("--shuffle-buffer", "0"),
-        ("--prefetch", "0"),
         ("--max-bad-fraction", "2"),
-        ("--train-num-samples", "0"),
         ("--csv-separator", ", "),
         ("--read-timeout", "0"),
-        ("--read-retries", "-1"),
         ("--select", "group"),
         ("--caption-sampling", "a:b"),
         ("--train-data-upsampling-factors", "2"),
         ("--shard-index", "none.json"),
-        ("--shard-index", "page.tar"),
         ("--dataset-resampled", "--train-data", "pictures"),
     ],
     ids=" ".join,
@@ -179,59 +146,20 @@ def test_errors_about_the_training_data_name_the_flag_as_it_is_typed(bad, capsys
     assert said.startswith(given[0]) and not re.search(r"\b(train_data|[a-z]+_[a-z_]+ is)\b", said), said
 
 
-@pytest.mark.parametrize("value", CORPUS_MISTAKES[:7])
-def test_errors_of_the_corpus_commands_name_their_flag(bad, capsys, value):
-    model = ["--model", NAME]
-    for run, flag in (
-        (lambda: corpus([*model, "--data", value]), "--data"),
-        (lambda: corpus([*model, "--data", DRAWINGS, "--names", value]), "--names"),
-        (lambda: command_line(["data", "emoji", "--data", value, "--output", "o"]), "--data"),
-    ):
-        assert refused(capsys, run).startswith(flag)
-    assert refused(capsys, lambda: corpus([*model, "--data", DRAWINGS, "--select", "a=b"])).startswith("--select")
-
-
-@pytest.mark.parametrize("spec", ["wds:none", "wds:sets", "imagenet:pictures", "coco:a.json,b", "flickr:a", "none"])
-def test_errors_of_an_evaluation_name_the_data_set(bad, capsys, spec):
-    said = refused(capsys, lambda: evaluate(["--model", NAME, "--pretrained", "random", "--data", spec]))
-    assert said.startswith(f"--data {spec}: ")
-
-
-# --- the log ----------------------------------------------------------------------------------------------------------
-COMMON = (
-    "--model",
-    NAME,
-    "--batch-size",
-    "4",
-    "--workers",
-    "0",
-    "--max-steps",
-    "1",
-    "--warmup",
-    "0",
-    "--precision",
-    "fp32",
-    "--name",
-    "r",
-    "--output",
-    "runs",
+COMMON = shlex.split(
+    f"--model {NAME} --batch-size 4 --workers 0 --max-steps 1 --warmup 0 --precision fp32 --name r --output runs"
 )
 
 
 def start(*flags):
-    """A run of one step on random pixels."""
     return main([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags])
-
-
-def weights_said(text: str) -> str:
-    return next((line for line in text.splitlines() if line.startswith("  weights")), "")
 
 
 def test_the_log_of_a_run_says_which_weights_it_begins_with(bad, capsys):
     save_pretrained(prolip.create_model(NAME), "m")
     assert start("--pretrained", "m/model.safetensors", "--force-image-size", "64") == 0
-    said = weights_said(capsys.readouterr().out)
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  weights")]
     assert said.startswith("  weights    m/model.safetensors: loaded 59 of 59 tensors")
     assert "new, at their initial values: none" in said and "interpolated: visual.positional_embedding from 18" in said
     assert start("--overwrite") == 0
-    assert weights_said(capsys.readouterr().out) == ""  # none were loaded
+    assert "\n  weights" not in capsys.readouterr().out  # none were loaded

@@ -9,8 +9,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,14 +16,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-import torch
 from training_runs import TINY
 
 from drawings import FOLDER
 from prolip.cli.main import main as command_line
 from prolip.data.reading.shard_index import read_index
 from prolip.data.reading.shards import expand_shards
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.main import main
 
 SECRET = "hUsh4711"
@@ -90,7 +87,6 @@ def settings(folder: Path, host: str, name: str = "run") -> list[str]:
 
 
 def contents(path: Path):
-    """The bytes of a file, and of what is packed in it."""
     data = path.read_bytes()
     yield data
     if zipfile.is_zipfile(path):
@@ -99,13 +95,11 @@ def contents(path: Path):
 
 
 def found_in(data: bytes) -> bool:
-    """Whether bytes hold the secret, in any of its forms."""
     forms = (SECRET, ENCODED, base64.b64encode(f"user:{SECRET}".encode()).decode())
     return any(form.encode() in data for form in forms)
 
 
 def leaks(folder: Path) -> list[str]:
-    """Files of a folder with the secret."""
     return [str(path) for path in sorted(folder.rglob("*")) if path.is_file() and any(map(found_in, contents(path)))]
 
 
@@ -140,23 +134,6 @@ def test_a_run_writes_and_prints_no_secret(trained, host):
     assert {"unreadable shard", "broken shard"} <= set(faults["kinds"]) and len(faults["examples"]) == 5
 
 
-@pytest.mark.slow
-def test_the_card_and_the_page_of_a_run_hold_no_secret(trained, tmp_path, host, capfd):
-    run = tmp_path / "run"
-    shutil.copytree(trained[0] / "run", run)
-    config = json.loads((run / "config.json").read_text())
-    for raw in (False, True):  # as runs were saved before
-        if raw:
-            config["data"]["train_data"], config["val"]["val_data"] = sources(host), f"http://u:{SECRET}@{host}/x.tar"
-            (run / "config.json").write_text(json.dumps({**config, "redacted": {}}))
-        assert command_line(["hub", "save", str(run), "--output", str(tmp_path / f"saved{raw}")]) == 0
-        assert command_line(["hub", "push", str(run), "org/name", "--dry-run"]) == 0
-        assert command_line(["report", str(run)]) == 0
-        (run / "config.json").unlink()
-    assert leaks(tmp_path) == [] and not found_in("".join(capfd.readouterr()).encode())
-    assert f"http://{host}/auth/noto.tar" in (tmp_path / "savedTrue/README.md").read_text()
-
-
 def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
     saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output", str(tmp_path)]
@@ -185,56 +162,25 @@ def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_on
     assert leaks(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_a_checkpoint_from_before_with_whole_addresses_is_gone_on_with(trained, tmp_path, host, capfd):
-    shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    path = max((run / "checkpoints").iterdir())
-    state = load_checkpoint(path)
-    del state["config"]["redacted"]
-    state["config"]["data"]["train_data"] = sources(host)
-    torch.save(state, path)
-    words = ["--train-data", sources(host), *settings(tmp_path, host), "--epochs", "7", "--resume", "auto"]
-    assert main(words) == 0
-    said = "".join(capfd.readouterr())
-    assert "going on from" in said and "data.train_data" not in said and not found_in(said.encode())
-
-
 @pytest.mark.parametrize(
     "data",
     [
         "http://user:not{}@HOST/auth/noto.tar",
         "pipe:echo no {} >&2; exit 3",
         "http://{}@HOST/open/x.zip",
-        "data/no/{}::http://u:{}@HOST/y.tar",
         "s3://key:{}/+@bucket/x*.tar",
-        "{{http://u:{}@HOST/a.tar",
-        "nosuch://u:{}@h/x.tar",
-        "http://127.0.0.1:1/x.tar?sig={}",
         "coco:http://u:{}@HOST/x.json?{},http://u:{}@HOST",
         "http://u:{}@HOST/x.csv",
     ],
 )
 def test_errors_about_an_address_hold_no_secret(data, host, tmp_path, capfd):
-    data = data.replace("HOST", host).replace("data/no/{}", "data/no").format(SECRET, SECRET, SECRET)
+    data = data.replace("HOST", host).format(SECRET, SECRET, SECRET)
     words = settings(tmp_path, host)
     words[words.index("--max-bad-fraction") + 1] = "0"
     assert main(["--train-data", data, *words, "--epochs", "1"]) == 2
     said = "".join(capfd.readouterr())
     assert "error: " in said and not found_in(said.encode()), said
     assert leaks(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_tracebacks_hold_no_secret(host, tmp_path):
-    command = [
-        sys.executable,
-        *shlex.split(f"-m training.main --traceback --train-data http://u:{SECRET}@{host}/no.tar?{SECRET}"),
-        *settings(tmp_path, host),
-        *shlex.split("--workers 2 --epochs 1"),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 1 and "Traceback" in ended.stderr
-    assert not found_in((ended.stdout + ended.stderr).encode()) and leaks(tmp_path) == []
 
 
 def test_an_index_holds_no_secret_and_counts_for_the_same_addresses(host, tmp_path, capfd):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from commands import evaluate
 from commands import evaluate_corpus as corpus
 from training_runs import start
 
 from drawings import UNSEEN, VALIDATION
-from prolip.cli.main import main as command_line
 
 DATA = ["--data", UNSEEN]
 
@@ -22,13 +19,6 @@ DATA = ["--data", UNSEEN]
 def run(tmp_path_factory) -> Path:
     """Three steps of SigLIP, with the evaluations of its end."""
     return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3", *VALIDATION)
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
-    command_line(["data", "emoji", *DATA, "--output", str(folder)])
-    return folder
 
 
 def without_traces(metrics: dict) -> bool:
@@ -53,17 +43,3 @@ def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, ca
     own = {key for key in result.metrics if key.startswith("calibration/")}
     assert own and by_csd.similarity == "csd"
     assert by_csd.metrics == {key: value for key, value in result.metrics.items() if key not in own}
-
-
-def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
-    (result,) = evaluate(
-        shlex.split(f"--model local-dir:{run}/model --data wds:{task} --uncertainty --save-features {tmp_path}")
-    )
-    said = capsys.readouterr().out
-    assert result.info["similarity"] == "mean" and without_traces(result.metrics)
-    assert "by score" in said and "by image" not in said
-    (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])  # the score is kept with the features
-    assert again.metrics == result.metrics and again.info["similarity"] == "mean"
-    with pytest.raises(SystemExit):
-        evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--similarity", "elk"])
-    assert "its embeddings have no variance, and 'elk' needs one" in capsys.readouterr().err

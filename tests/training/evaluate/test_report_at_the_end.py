@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +16,9 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
 from prolip.embedder import Embedder
-from prolip.evaluation.ranked_pairs import RankedPairs, numbered, recall_of_pairs
-from prolip.gaussian import Gaussian
-from prolip.scores import MeanScore
 from training.evaluate import open_validation, training_rows
 from training.main import parse
-from training.parallel.distributed import World
+from training.parallel import World
 from training.state import Evaluated
 
 
@@ -70,15 +67,6 @@ def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same
     assert 0 <= last["mine/pairs_R@1"] <= 1 and count == min(170, last["mine/i2t/queries"])
 
 
-def test_recall_among_pairs_counts_both_directions_and_any_pair_of_the_same_text():
-    mean = torch.eye(5)
-    image = Gaussian(mean[[0, 1, 3, 2, 4]], torch.zeros(5, 5))  # the images 2 and 3 are exchanged
-    pairs = RankedPairs(image, Gaussian(mean, torch.zeros(5, 5)), numbered(["a", "b", "c", "d", "e"]))
-    assert recall_of_pairs(MeanScore(), pairs, 5) == pytest.approx(3 / 5)
-    assert recall_of_pairs(MeanScore(), pairs, 2) == 1
-    assert recall_of_pairs(MeanScore(), pairs._replace(ids=numbered(["a", "b", "c", "c", "e"])), 5) == 1
-
-
 @pytest.mark.parametrize("changed", [{"dataset_type": "synthetic", "train_num_samples": 8}, {"captions": 0}])
 def test_data_without_captions_has_no_training_rows(run, changed):
     config = parse(["--config", str(run / "config.json")]).data
@@ -89,8 +77,9 @@ def test_data_without_captions_has_no_training_rows(run, changed):
 def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measured(run, task):
     config = parse(["--config", str(run / "config.json")])
     embedder = Embedder.load(f"local-dir:{run / 'model'}")
-    gone = partial(training_rows, dataclasses.replace(config.data, train_data="gone.tar"), embedder.preprocess, None)
-    validation = open_validation(config, embedder.tokenizer, embedder.preprocess, World(), gone)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_data="gone.tar"))
+    loader = SimpleNamespace(held_out=None, noise=None, source=None)
+    validation = open_validation(config, embedder.tokenizer, embedder.preprocess, World(), loader)
     found = Evaluated()
     assert validation.training_pairs(embedder, found) is None
     assert found.headlines[0].startswith("warning: training rows were not measured: ")
@@ -104,7 +93,10 @@ def linger(folder):
     time.sleep(30)
 
 
-@pytest.mark.parametrize(("drawn", "why"), [(fail, "no room"), (linger, "it took longer than 1 s")])
+LINGER = pytest.param(linger, "it took longer than 1 s", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("drawn", "why"), [(fail, "no room"), LINGER])
 def test_a_page_that_fails_or_takes_too_long_does_not_fail_the_run(drawn, why, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prolip.corpora.emoji.report.page, "make_report", drawn)
     monkeypatch.setattr(prolip.corpora.emoji.report.page, "LIMIT", 1)

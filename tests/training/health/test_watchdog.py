@@ -48,7 +48,7 @@ def test_a_standstill_shows_stacks_once_and_then_for_how_long_which_rank_stood_s
 
 def test_steps_and_pauses_keep_it_silent_and_a_standstill_counts_from_their_end(said):
     def steps(watchdog):
-        for step in range(6):
+        for step in range(4):
             time.sleep(0.1)
             watchdog.beat(step)
 
@@ -73,7 +73,7 @@ STUCK = """
 def slow(trained, batch, step, honest=training.loop.training_step):
     import time
     if step == 2 and trained.objective.context.rank == 1:
-        time.sleep(3)  # the other rank waits for this one
+        time.sleep(2)  # the other rank waits for this one
     return honest(trained, batch, step)
 training.loop.training_step = slow
 """

@@ -51,19 +51,15 @@ def test_other_noise_is_not_gone_on_with(tmp_path, capsys):
     command = [*TINY, "--output", str(tmp_path), "--name", "run", *NOISE]
     assert stop_after(2, command) == EXIT_STOPPED
     before = (tmp_path / "run" / "noise.jsonl").read_bytes()
-    for words in (["--noise-ratio", "0.5"], ["--noise-seed", "1"], ["--noise-ratio", "0"]):
-        capsys.readouterr()
-        assert main([*command, "--resume", "latest", *words]) == 2
-        assert "captions had other noise" in capsys.readouterr().err
+    assert main([*command, "--resume", "latest", "--noise-seed", "1"]) == 2
+    assert "captions had other noise" in capsys.readouterr().err
     assert (tmp_path / "run" / "noise.jsonl").read_bytes() == before
 
 
-@CHANGED
-def test_two_ranks_change_what_one_process_changes(tmp_path, forked, changed):
+def test_two_ranks_change_what_one_process_changes(tmp_path, forked):
     for name, ranks, batch, workers in (("one", 1, 16, 2), ("two", 2, 8, 1)):
-        words = [*TINY, *changed, "--batch-size", batch, "--workers", workers, "--output", tmp_path, "--name", name]
-        assert forked.run(*words, "--seed", 3, ranks=ranks) == 0, forked.err[-3000:]
+        place = ["--batch-size", batch, "--workers", workers, "--output", tmp_path, "--name", name]
+        assert forked.run(*TINY, *AUGMENTED, *NOISE, *place, "--seed", 3, ranks=ranks) == 0, forked.err[-3000:]
     one, two = tmp_path / "one", tmp_path / "two"
     torch.testing.assert_close(losses(two), losses(one), rtol=1e-4, atol=1e-5)
-    if changed is NOISE:
-        assert swaps(one) == swaps(two) and len(swaps(one)) > 100
+    assert swaps(one) == swaps(two) and len(swaps(one)) > 100

@@ -23,7 +23,7 @@ from training_runs import (
 )
 
 import prolip
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 
@@ -53,17 +53,13 @@ def whole(tmp_path_factory) -> Path:
     return folder / "whole"
 
 
-def test_a_backbone_stands_still_bit_for_bit_until_its_stage_ends_and_moves_at_once(tmp_path):
-    optim = {
-        "lr": 1e-2,
-        "wd": 0.2,
-        "image_freeze_epochs": 4 / 3,
-        "text_freeze_epochs": 1 / 3,
-        "unfreeze_warmup_epochs": 1,
-        "grad_clip_norm": 1.0,
-    }
-    run, own = make(tmp_path, optim=optim, max_steps=8), backbones()
-    start, batch = parameters(run), next(batches(run))
+@pytest.mark.parametrize("opt", ["adamw", "muon", "lion", "sgd"])
+def test_a_backbone_stands_still_bit_for_bit_until_its_stage_ends_and_moves_at_once(tmp_path, opt):
+    """Under every optimiser: as if it were not there, also for decay, moments and clipping."""
+    stages = {"image_freeze_epochs": 4 / 3, "text_freeze_epochs": 1 / 3, "unfreeze_warmup_epochs": 1}
+    run = make(tmp_path, optim={"opt": opt, "lr": 1e-2, "wd": 0.2, "grad_clip_norm": 1.0} | stages, max_steps=8)
+    start, batch, own = parameters(run), next(batches(run)), backbones()
+    state, named = run.trained.optimizer.state, dict(run.trained.objective.named_parameters())
     for step in range(6):
         before, norms = parameters(run), one_step(run, batch, step)
         after = parameters(run)
@@ -71,15 +67,13 @@ def test_a_backbone_stands_still_bit_for_bit_until_its_stage_ends_and_moves_at_o
             moved = {name for name in own[tower] if not torch.equal(after[name], before[name])}
             if step < steps:
                 assert all(torch.equal(after[name], start[name]) for name in own[tower])
+                assert not any(named[name] in state for name in own[tower])
             else:
                 assert len(moved) > len(own[tower]) / 2, (tower, step)
         heads = after.keys() - own["image"] - own["text"]
         assert any(not torch.equal(after[name], before[name]) for name in heads)
         towers = [norms[f"grad_norm_{part}"] for part in ("image", "text", "logit")]
         assert norms["grad_norm"] == pytest.approx(math.hypot(*towers))
-    state, named = run.trained.optimizer.state, dict(run.trained.objective.named_parameters())
-    assert {int(state[named[name]]["step"]) for name in own["image"]} == {2}
-    assert {int(state[named[name]]["step"]) for name in own["text"]} == {5}
 
 
 def test_the_first_step_behind_a_stage_is_that_of_a_fresh_optimiser(tmp_path):
@@ -118,7 +112,6 @@ def test_the_averaged_weights_are_the_mean_of_the_last_epochs_checkpoints(whole)
 
 
 def assert_is_mean(folder: Path, steps: list[int]) -> None:
-    """model_swa, and the last checkpoint's average, against a mean in float64."""
     states = [checkpoint(folder, step) for step in steps]
     got = load_file(folder / "model_swa" / "model.safetensors")
     for name, value in states[-1]["swa"].items():
@@ -129,7 +122,7 @@ def assert_is_mean(folder: Path, steps: list[int]) -> None:
     assert any(not torch.equal(value, last[f"model.{name}"]) for name, value in got.items())
 
 
-@pytest.mark.parametrize("steps", [7, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 6, 9, 10, 13))])
+@pytest.mark.parametrize("steps", [7, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 6, 10, 13))])
 def test_a_run_goes_on_bit_for_bit_in_every_stage(whole, tmp_path, steps):
     again = words(tmp_path, "parts", *RECIPE, "--swa-epochs", 3, "--save-frequency", 1)
     assert stop_after(steps, again) == EXIT_STOPPED
@@ -144,93 +137,31 @@ def test_an_average_of_other_epochs_is_no_average_to_go_on_with(tmp_path, capsys
     recipe = words(tmp_path, "run", *RECIPE[:2], "--warmup", 0)
     assert stop_after(10, [*recipe, "--epochs", "5", "--swa-epochs", "3"]) == EXIT_STOPPED
     capsys.readouterr()
-    for more, there in (
-        (["--epochs", "5", "--swa-epochs", "4"], "6, 9, it holds 9"),
-        (["--epochs", "6", "--swa-epochs", "5"], "6, 9, it holds 9"),
-    ):
-        assert main([*recipe, *more, "--resume", "latest"]) == 2
-        assert (
-            f"SWA is to hold the weights of steps {there}: give the length and the --swa-epochs"
-            in capsys.readouterr().err
-        )
+    assert main([*recipe, "--epochs", "5", "--swa-epochs", "4", "--resume", "latest"]) == 2
+    assert "SWA is to hold the weights of steps 6, 9, it holds 9: give the length and" in capsys.readouterr().err
     # a longer run, of which no epoch to be averaged has come yet, begins anew
     assert main([*recipe, "--epochs", "6", "--swa-epochs", "2", "--resume", "latest", "--save-frequency", "1"]) == 0
     assert_is_mean(tmp_path / "run", [15, 18])
 
 
-@pytest.mark.parametrize(
-    "more, message",
-    [
-        (["--swa-epochs", 6], "--swa-epochs 6, and the run has 5.0: give at most 5"),
-        (["--image-freeze-epochs", 5], "--image-freeze-epochs 5 and --unfreeze-warmup-epochs 1 do not end within"),
-        (["--lock-text"], "but nothing of the text backbone is trained"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, capsys, more, message):
-    assert main(words(tmp_path, "no", *RECIPE, *more)) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "no").exists()
-
-
-# with an epsilon far above the moments AdamW's steps are proportional to them, and sums in another order stay small
+# with an epsilon far above the moments AdamW's steps are proportional to them, and sums in another order stay small;
+# without masked rows, which are whole ones of each rank
 DRAWINGS = [
     *DATA,
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--train-num-samples",
-    "48",
-    "--epochs",
-    "4",
-    "--warmup",
-    "0",
-    "--eps",
-    "0.1",
-    "--lr",
-    "0.02",
-    "--wd",
-    "1e-3",
-    "--image-freeze-epochs",
-    "2",
-    "--unfreeze-warmup-epochs",
-    "1",
-    "--image-lr-mult",
-    "0.3",
-    "--text-lr-mult",
-    "0.5",
-    "--swa-epochs",
-    "2",
-    "--grad-clip-norm",
-    "0.5",
-    "--save-frequency",
-    "1",
-    "--keep-checkpoints",
-    "0",
-    "--log-every-n-steps",
-    "1",
-    "--init-logit-bias",
-    "-3",
-    "--alpha2",
-    "0",  # masked rows are whole ones of each rank, and three ranks have others
+    *shlex.split(
+        "--model ProLIP-ViT-test --precision fp32 --device cpu --train-num-samples 24 --epochs 4 --warmup 0 --eps 0.1 "
+        "--lr 0.02 --wd 1e-3 --image-freeze-epochs 2 --unfreeze-warmup-epochs 1 --image-lr-mult 0.3 --text-lr-mult 0.5 "
+        "--swa-epochs 2 --grad-clip-norm 0.5 --save-frequency 1 --keep-checkpoints 0 --log-every-n-steps 1 "
+        "--init-logit-bias -3 --alpha2 0 --no-report"
+    ),
 ]
 WAYS = {
     "one": (1, ["--batch-size", "12", "--workers", "2"]),
     "two": (2, ["--batch-size", "6", "--workers", "1"]),
     "micro-batches": (2, ["--batch-size", "3", "--workers", "1", "--accum-freq", "2"]),
     "shards": (2, ["--batch-size", "6", "--workers", "1", "--fsdp"]),
-    "three": (3, ["--batch-size", "4", "--workers", "1"]),
-    "one for three": (1, ["--batch-size", "12", "--workers", "3"]),
-    "four": (4, ["--batch-size", "3", "--workers", "1"]),
-    "one for four": (1, ["--batch-size", "12", "--workers", "4"]),
 }
-PAIRS = [
-    ("two", "one"),
-    ("shards", "one"),
-    pytest.param("micro-batches", "one", marks=pytest.mark.slow),
-    *(pytest.param(name, f"one for {name}", marks=pytest.mark.slow) for name in ("three", "four")),
-]
+PAIRS = [("shards", "one"), *(pytest.param(way, "one", marks=pytest.mark.slow) for way in ("two", "micro-batches"))]
 
 
 @pytest.fixture(scope="module")
@@ -240,11 +171,10 @@ def trained(forked, tmp_path_factory):
 
     def train(name: str) -> Path:
         ranks, way = WAYS[name]
-        place = folder / name.replace(" ", "-")
-        if not place.exists():
-            given = [*DRAWINGS, *way, "--output", folder, "--name", place.name]
+        if not (folder / name).exists():
+            given = [*DRAWINGS, *way, "--output", folder, "--name", name]
             assert forked.run(*given, ranks=ranks) == 0, forked.err[-3000:]
-        return place
+        return folder / name
 
     return train
 
@@ -253,11 +183,11 @@ def trained(forked, tmp_path_factory):
 def test_ranks_and_shards_freeze_and_average_as_one_process_does(trained, way, one):
     folders = trained(way), trained(one)
     for folder in folders:
-        states = [checkpoint(folder, step)["objective"] for step in (4, 8, 12)]
+        states = [checkpoint(folder, step)["objective"] for step in (2, 4, 6)]
         for name in backbones()["image"]:
             assert torch.equal(states[0][name], states[1][name])
         assert any(not torch.equal(states[1][name], states[2][name]) for name in backbones()["image"])
-        assert_is_mean(folder, [12, 16])
+        assert_is_mean(folder, [6, 8])
     for part in ("model", "model_swa"):
         got, wanted = (load_file(folder / part / "model.safetensors") for folder in folders)
         for name, value in wanted.items():

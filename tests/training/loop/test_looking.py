@@ -16,7 +16,7 @@ from training_runs import start as begin
 from training_runs import stop_after
 
 from drawings import UNSEEN
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.main import main
 
 PLAIN = shlex.split(
@@ -34,21 +34,22 @@ def source(tmp_path_factory) -> Path:
     return begin(folder, "siglip", "--method", "siglip", "--max-steps", "4", "--save-frequency", "0") / "model"
 
 
+def line(source: Path, folder: Path, steps: int, size: int = 16, workers: int = 0) -> list[str]:
+    place = f"--model local-dir:{source} --batch-size {size} --workers {workers} --max-steps {steps} --output {folder}"
+    return [*ADAPT, *place.split()]
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model/model.safetensors")
 
 
 def memory_of(folder: Path) -> dict[str, torch.Tensor]:
-    """What the newest checkpoint of a run has of the data."""
     newest = max((folder / "checkpoints").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)
     return load_checkpoint(str(newest))["memory"]
 
 
 def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, tmp_path, capsys):
-    words = [
-        *ADAPT,
-        *shlex.split(f"--model local-dir:{source} --batch-size 16 --workers 0 --max-steps 3 --output {tmp_path}"),
-    ]
+    words = line(source, tmp_path, 3)
     assert main([*words, "--name", "one"]) == 0
     said = capsys.readouterr().out
     assert "epoch 0: looked at the whole data" in said and "\neach query retrieves 20 of " in said
@@ -79,19 +80,11 @@ def turned(folder: Path) -> Path:
 
 
 def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
-    # by SGD: Adam makes whole steps of gradients that are rounding errors
-    words = [
-        *ADAPT,
-        *EPOCH,
-        *shlex.split(
-            f"--model local-dir:{source} --max-steps 4 --renew-pairs --opt sgd --lr 0.1 --save-every-steps 1 "
-            f"--output {tmp_path}"
-        ),
-    ]
-    ways = {"one": (1, "16", "2"), "two": (2, "8", "1")}
+    ways = {"one": (1, 16, 2), "two": (2, 8, 1)}
     for name, (ranks, size, workers) in ways.items():
-        place = ["--batch-size", size, "--workers", workers, "--name", name]
-        assert forked.run(*words, *place, ranks=ranks) == 0, forked.err
+        # by SGD: Adam makes whole steps of gradients that are rounding errors
+        words = [*EPOCH, *shlex.split("--renew-pairs --opt sgd --lr 0.1 --save-every-steps 1"), "--name", name]
+        assert forked.run(*line(source, tmp_path, 4, size, workers), *words, ranks=ranks) == 0, forked.err
     one, two = (weights(tmp_path / name) for name in ways)
     for name, x in one.items():
         torch.testing.assert_close(two[name], x, rtol=1e-4, atol=1e-5)
@@ -99,35 +92,16 @@ def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
     assert kept[0].keys() == kept[1].keys() and torch.equal(kept[0]["text"], kept[1]["text"])
 
 
-WAYS = [(True, 1), (True, 2), (False, 3)]
-
-
-@pytest.mark.parametrize("renew, stop", [*WAYS[1:], pytest.param(*WAYS[0], marks=pytest.mark.slow)])
-def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
-    """Stopped within an epoch, at its end, and behind one."""
-    words = [
-        *ADAPT,
-        *EPOCH,
-        *shlex.split(f"--model local-dir:{source} --max-steps 5 --batch-size 16 --workers 0 --output {tmp_path}"),
-        *(["--renew-pairs"] if renew else []),
-    ]
+@pytest.mark.parametrize("renew, stop", [(True, 2), pytest.param(False, 3, marks=pytest.mark.slow)])
+def test_a_run_goes_on_bit_for_bit(source, tmp_path, capsys, renew, stop):
+    """Stopped at the end of an epoch, and within one; pairs are found again where that is asked for."""
+    words = [*line(source, tmp_path, 5), *EPOCH, *(["--renew-pairs"] if renew else [])]
     assert main([*words, "--name", "whole"]) == 0
+    assert capsys.readouterr().out.count("looked at the whole data") == (3 if renew else 1)
     assert stop_after(stop, [*words, "--name", "halves"]) != 0
     assert main([*words, "--name", "halves", "--resume", "latest"]) == 0
     whole = weights(tmp_path / "whole")
     assert all(torch.equal(x, whole[name]) for name, x in weights(tmp_path / "halves").items())
-
-
-def test_pairs_are_found_again_only_where_that_is_asked_for(source, tmp_path, capsys):
-    words = [
-        *ADAPT,
-        *EPOCH,
-        *shlex.split(f"--model local-dir:{source} --max-steps 6 --batch-size 16 --workers 0 --output {tmp_path}"),
-    ]
-    assert main([*words, "--name", "once"]) == 0
-    assert capsys.readouterr().out.count("looked at the whole data") == 1
-    assert main([*words, "--name", "each", "--renew-pairs"]) == 0
-    assert capsys.readouterr().out.count("looked at the whole data") == 3
 
 
 def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
@@ -138,15 +112,8 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
             (images / Path(member.name).name).write_bytes(tar.extractfile(member).read())
     texts = tmp_path / "texts.txt"
     texts.write_text("a cat\na red rose\n\na cat\nhouse\n")
-    words = [
-        *ADAPT[2:],
-        *shlex.split(
-            f"--model local-dir:{source} --max-steps 2 --batch-size 8 --workers 0 --save-every-steps 1 --output "
-            f"{tmp_path}"
-        ),
-    ]
-    words = [w for w in words if w not in ("--caption-sampling", "name:2,keywords")]
-    words += ["--train-data", str(images), "--target-texts", str(texts), "--name", "files"]
+    words = [w for w in line(source, tmp_path, 2, 8) if w not in ("--caption-sampling", "name:2,keywords")]
+    words += ["--save-every-steps", "1", "--train-data", str(images), "--target-texts", str(texts), "--name", "files"]
     assert main(words) == 0
     memory = memory_of(tmp_path / "files")
     assert len(memory["text_ids"]) == 3 and len(memory["keys"]) == 20
@@ -163,13 +130,7 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
     ],
 )
 def test_what_cannot_be_adapted_is_refused_before_the_first_step(source, tmp_path, capsys, words, message):
-    given = [
-        *ADAPT,
-        *shlex.split(
-            f"--model local-dir:{source} --max-steps 3 --batch-size 16 --workers 0 --output {tmp_path} --name no"
-        ),
-        *words,
-    ]
+    given = [*line(source, tmp_path, 3), "--name", "no", *words]
     assert main(given) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "no/metrics.jsonl").exists() or not (tmp_path / "no/metrics.jsonl").read_text()

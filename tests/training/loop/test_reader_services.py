@@ -5,7 +5,6 @@ recomputed activations, shards, compiled towers, other sizes, and runs that stop
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from distributed_helpers import run_ranks
 from safetensors.torch import load_file
 from small_towers import NAMES, OLD_TIMM, inputs, small_folder, small_towers
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import assert_same_state, newest, stop_after, words
 
 import prolip
@@ -26,21 +25,19 @@ from prolip.methods import find_method
 from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
 from prolip.methods.base import Context, Objective
 from prolip.utils.flags import FlagError
-from training.checkpoint.reader import load_checkpoint
+from training.checkpoint.files import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups
-from training.parallel.distributed import World, seed_step
-from training.parallel.sharding import shard_model, whole, whole_model
+from training.parallel import World, seed_step, shard_model, whole_model
 
 #: What the issue names for shards and compiled towers.
 LARGE = ("ViT-B-16", "ViT-B-16-SigLIP", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
 
 
 def default(*names: str) -> list[Any]:
-    """All 22 combinations, of which all but these are slow."""
     return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
@@ -53,7 +50,6 @@ def root(tmp_path_factory):
 
 
 def folder(root: Path, name: str) -> Path:
-    """A small model with random weights in OpenCLIP's format, written once."""
     place = root / name
     return place if place.exists() else small_folder(name, place)
 
@@ -69,13 +65,11 @@ def model_of(root: Path, name: str, **options: Any) -> Any:
 
 
 def objective_of(model: Any, context: Context | None = None) -> Objective:
-    """ProLIP's, whose loss reaches means and variances of whole and of masked images."""
     chosen = find_method("prolip")
     return chosen.objective(model, chosen.config(alpha1=0.1, alpha2=0.5, beta=0.01, mask_fraction=0.5), context)
 
 
 def batch_of(model: Any, rows: int) -> dict[str, Tensor]:
-    """Images, and texts with an end and padding."""
     return dict(zip(("image", "text"), inputs(model, rows, seed=2)))
 
 
@@ -86,7 +80,6 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_alike(got: dict[str, Tensor], want: dict[str, Tensor], part: float = 1e-4) -> None:
-    """The same names; every tensor within `part` of its own norm, or of a thousandth of the largest one."""
     assert got.keys() == want.keys()
     least = 1e-3 * max(value.norm() for value in want.values())
     for name, value in want.items():
@@ -94,20 +87,18 @@ def assert_alike(got: dict[str, Tensor], want: dict[str, Tensor], part: float = 
 
 
 def without_drops(module: nn.Module) -> None:
-    """Let nothing in it draw random numbers."""
     for part in module.modules():
         for own in ("drop_prob", "dropout", "activation_dropout", *(["p"] if isinstance(part, nn.Dropout) else [])):
             if isinstance(getattr(part, own, None), float):
                 setattr(part, own, 0.0)
 
 
-# --- micro-batches and ranks -----------------------------------------------------------------------------------------
 RELPOS = pytest.param(
     "vit_relpos_medium_patch16_cls_224",
     marks=pytest.mark.skipif(OLD_TIMM, reason="timm 1.0.21 has no other image sizes there"),
 )
-DROPS = ("convnext_base", "xlm-roberta-base-ViT-B-32", "nllb-clip-base", RELPOS)
-SLOW_DROPS = ("ViTamin-B", "swin_base_patch4_window7_224", "mt5-base-ViT-B-32", "MobileCLIP2-L-14")
+DROPS = ("convnext_base", "xlm-roberta-base-ViT-B-32")
+SLOW_DROPS = ("nllb-clip-base", "ViTamin-B", "swin_base_patch4_window7_224", "mt5-base-ViT-B-32", "MobileCLIP2-L-14")
 
 
 @pytest.mark.parametrize("name", [*DROPS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DROPS)])
@@ -140,7 +131,7 @@ def test_ranks_draw_other_numbers_than_each_other():
     assert torch.equal(torch.rand(4), drawn[1])  # the first rank draws what one process draws
 
 
-@pytest.mark.parametrize("name", ["RN50", "MobileCLIP-S1", pytest.param("MobileCLIP2-B", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["RN50", pytest.param("MobileCLIP-S1", marks=pytest.mark.slow)])
 def test_trained_statistics_stay_and_micro_batches_are_exact_with_them(root, name):
     config = run_config(f"local-dir:{folder(root, name)}", accum_freq=3, grad_checkpointing=True)
     model = model_of(root, name)
@@ -161,22 +152,7 @@ def test_trained_statistics_stay_and_micro_batches_are_exact_with_them(root, nam
     assert all(torch.equal(value, before[name]) for name, value in statistics(model).items())
 
 
-@pytest.mark.parametrize("name", ["RN50", "MobileCLIP-S1"])
-def test_one_image_alone_has_the_gradient_that_it_has_among_others(root, name):
-    """torch's BatchNorm gives another one on the CPU where a gradient has the strides of the tokens' transpose."""
-    tower = model_of(root, name).visual
-    tower.keep_statistics()
-    images = batch_of(model_of(root, name), 3)["image"]
-    found = []
-    for rows in (images, images[:1]):
-        tower.zero_grad(set_to_none=True)
-        tower(rows).log_var[0].sum().backward()
-        found.append(gradients(tower))
-    assert_alike(found[1], found[0], part=1e-3)
-
-
 def statistics(model: Any) -> dict[str, Tensor]:
-    """Running means, variances and counts of BatchNorm."""
     return {
         f"{name}.{own}": value.clone()
         for name, part in model.named_modules()
@@ -186,7 +162,6 @@ def statistics(model: Any) -> dict[str, Tensor]:
 
 
 def run_config(name: str, **options: Any) -> Any:
-    """The config of a run."""
     model = {"model": name, "grad_checkpointing": options.pop("grad_checkpointing", False)}
     return build_config("prolip", {"model": model, "run": options})
 
@@ -226,7 +201,8 @@ def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> di
             assert all(torch.equal(copy[name], value) for name, value in before.items())  # as checkpoints have it
         network = distribute(objective, world, RunConfig(fsdp=way == "shards", accum_freq=parts)).train()
         accumulate_backward(network, batch, parts)
-        return {name: whole(value) for name, value in gradients(objective).items()}
+        found = gradients(objective).items()
+        return {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in found}
 
 
 SHARDED = [name if name == "ViT-B-16-SigLIP" else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
@@ -246,25 +222,7 @@ def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
         assert_alike(got, want)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend, name", [("inductor", "ViT-B-16"), *(("aot_eager", name) for name in LARGE)])
-def test_compiled_towers_give_the_same_gradients(root, backend, name):
-    """By torch's own compiler, and by one that takes the same graphs and makes no code of them, which is faster."""
-    found = []
-    for compiled in (False, True):
-        objective = objective_of(model_of(root, name)).train()
-        without_drops(objective)
-        for tower in objective.model.towers().values() if compiled else ():
-            tower.compile(dynamic=False, backend=backend)
-        parts = 1 if backend == "inductor" else 2  # each more of the shapes is minutes of compiling
-        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), parts)
-        found.append(gradients(objective))
-    assert_alike(found[1], found[0], part=1e-3)
-
-
-# --- frozen layers, learning rates -----------------------------------------------------------------------------------
-ENDS = ("ViT-B-16-SigLIP", "swin_base_patch4_window7_224", "RN50", "mt5-base-ViT-B-32")
+ENDS = ("ViT-B-16-SigLIP", "RN50", "mt5-base-ViT-B-32")
 
 
 @pytest.mark.parametrize("name", default(*ENDS))
@@ -290,7 +248,6 @@ def test_the_last_layers_learn_and_no_others(root, name):
 
 
 def as_constants(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A block's inputs without their graph."""
     cut = [value.detach() if isinstance(value, Tensor) else value for value in args]
     return tuple(cut), {key: value.detach() if isinstance(value, Tensor) else value for key, value in kwargs.items()}
 
@@ -305,7 +262,7 @@ def test_a_frozen_part_runs_as_in_evaluation(root):
     assert layers[-1].training and not layers[0].training and not embeddings.dropout.training
 
 
-@pytest.mark.parametrize("name", default("ViT-B-16", "ViT-B-16-SigLIP", "RN50"))
+@pytest.mark.parametrize("name", default("ViT-B-16-SigLIP", "RN50"))
 def test_layers_decay_and_backbones_learn_at_rates_of_their_own(root, name):
     model = model_of(root, name)
     depths = model.depths()
@@ -331,7 +288,6 @@ def test_layers_decay_and_backbones_learn_at_rates_of_their_own(root, name):
 
 
 def theirs(model: Any) -> set[str]:
-    """What timm and OpenCLIP name, of what they name that is there; and what stands for positions in any of them."""
     found = set()
     for side, tower in (("visual", model.visual.tower), ("text", model.text.tower)):
         inner, prefix = (tower.trunk, "tower.trunk.") if hasattr(tower, "trunk") else (tower, "tower.")
@@ -342,26 +298,10 @@ def theirs(model: Any) -> set[str]:
     return {own for own in found if dict(model.named_parameters())[own].ndim > 1}
 
 
-# --- recomputed activations ------------------------------------------------------------------------------------------
-class Calls(TorchDispatchMode):
-    """Counts the operations that are computed."""
-
-    def __init__(self):
-        super().__init__()
-        self.count: Counter = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count[func.overloadpacket.__name__] += 1
-        return func(*args, **kwargs or {})
-
-
-FORWARD = ("addmm", "convolution", "native_layer_norm", "bmm", "relu", "gelu", "native_batch_norm", "silu", "pow")
-
-
-@pytest.mark.parametrize("name", default("ViT-B-16-SigLIP", "convnext_base", "RN50", "xlm-roberta-base-ViT-B-32"))
+@pytest.mark.parametrize("name", default("ViT-B-16-SigLIP", "convnext_base"))
 def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name):
-    """With the random numbers of the first pass; the selective policy computes no product a second time."""
-    found, again = {}, {}
+    """With the random numbers of the first pass."""
+    found = {}
     for policy in ("none", "full", "selective", "off"):
         objective = objective_of(model_of(root, name)).train()
         objective.model.visual.keep_statistics()
@@ -372,19 +312,12 @@ def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name
         if policy == "selective":
             checkpoint_selectively(objective.model)
         torch.manual_seed(5)
-        loss = objective(objective.prepare(batch_of(objective.model, 3), 0))["loss"]
-        with Calls() as calls:
-            loss.backward()
+        objective(objective.prepare(batch_of(objective.model, 3), 0))["loss"].backward()
         found[policy] = gradients(objective)
-        again[policy] = [calls.count[own] for own in FORWARD]
     for policy in ("full", "selective", "off"):
         assert_alike(found[policy], found["none"], part=1e-5)
-    assert again["off"] == again["none"]
-    assert sum(again["full"]) > sum(again["none"]) and sum(again["selective"]) > sum(again["none"])
-    assert again["selective"][0] == again["none"][0] <= again["full"][0]  # of matrix products
 
 
-# --- other sizes -----------------------------------------------------------------------------------------------------
 SIZED = ("ViT-B-16", "ViT-B-16-SigLIP", "EVA02-B-16", RELPOS, "convnext_base")
 
 
@@ -398,18 +331,6 @@ def test_another_image_size_gives_what_openclip_gives(root, name):
         torch.testing.assert_close(ours.encode_image(images).mean, theirs.encode_image(images, normalize=True))
 
 
-@pytest.mark.parametrize("name", ["ViT-B-16", "coca_ViT-B-32"])
-def test_text_positions_are_interpolated_and_cls_keeps_its_own(root, name):
-    old, new = (
-        model_of(root, name, **length).text.tower.positional_embedding.detach()
-        for length in ({}, {"force_context_length": 40})
-    )
-    special = int(name.startswith("coca"))
-    words_ = old[: len(old) - special].T[None]
-    want = nn.functional.interpolate(words_, size=40, mode="linear", align_corners=False)[0].T
-    torch.testing.assert_close(new, torch.cat([want, old[len(old) - special :]]))
-
-
 def test_a_context_beyond_learnt_positions_is_refused(root):
     with pytest.raises(ValueError, match="context_length is 513, and the text tower has 512 positions"):
         model_of(root, "roberta-ViT-B-32", force_context_length=513)
@@ -419,11 +340,10 @@ def test_a_context_beyond_learnt_positions_is_refused(root):
     assert model_of(root, "nllb-clip-base", force_context_length=1100).context_length == 1100
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
 RUNS = ("ViT-B-16-SigLIP2", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
 
 
-@pytest.mark.parametrize("name", [*RUNS[2:], *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS[:2])])
+@pytest.mark.parametrize("name", [RUNS[3], *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS[:3])])
 def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
     """With its drop path and dropout. CoCa's decoder, which nothing trains, is in the checkpoint and the model."""
     start = folder(root, name)

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import TINY, assert_same_state, metrics, newest, one_step, start, stop_after
+from training_runs import TINY, assert_same_state, metrics, newest, start, stop_after
 
 import prolip
 import training.loop
 import training.run
 from drawings import VALIDATION
 from prolip.models.checkpoint import save_pretrained
-from training.checkpoint.reader import list_steps, load_checkpoint
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.files import Storage
 from training.config import build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import build_model
-from training.parallel.distributed import World
-from training.run import build
+from training.parallel import World
 
 
 def ledger(folder: Path) -> list[dict]:
@@ -52,6 +51,8 @@ def test_a_run_leaves_model_figures_and_checkpoints(whole):
     figures = json.loads((whole / "eval.json").read_text())
     assert 0 <= figures["names/i2t/R@5"] <= 1 and 0 <= figures["ema/names/i2t/R@5"] <= 1
     assert [row["kind"] for row in metrics(whole)].count("eval") == 1
+    seen = list(losses(whole).values())
+    assert list(losses(whole)) == list(range(1, steps + 1)) and sum(seen[-3:]) < sum(seen[:3])
 
 
 def test_the_saved_model_is_the_trained_one(whole):
@@ -63,14 +64,6 @@ def test_the_saved_model_is_the_trained_one(whole):
         model = prolip.create_model(f"local-dir:{whole / folder}")
         for name, value in model.state_dict().items():
             assert torch.equal(value, trained[name]), (folder, name)
-
-
-def test_losses_fall_and_every_step_is_logged(whole):
-    seen = losses(whole)
-    steps = len(seen)
-    assert list(seen) == list(range(1, steps + 1)) and steps % 2 == 0
-    values = list(seen.values())
-    assert sum(values[-3:]) < sum(values[:3])
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
@@ -96,10 +89,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
     assert losses(parts) == losses(whole)
 
 
-@pytest.mark.parametrize("workers, every", [("2", 7), pytest.param("0", 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers, every", [("1", 5), pytest.param("2", 7, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, workers, every):
-    """20 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
-    words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
+    """12 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
+    words = ["--max-steps", "12", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
     whole, parts = start(tmp_path, "whole", *words), tmp_path / "parts"
     again, stops = [*TINY, "--output", str(tmp_path), "--name", "parts", *words], 0
     while True:
@@ -110,21 +103,11 @@ def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, wor
         assert code == EXIT_STOPPED
         status = json.loads((parts / "status.json").read_text())
         assert (status["state"], status["step"], status["exit_code"]) == ("stopped", every * stops, 75)
-    assert stops == 20 // every + 1
+        again[again.index("--workers", 20) + 1] = "0" if workers == "1" else workers  # one stream is one stream
+    assert stops == 12 // every + 1
     assert_same_state(newest(whole), newest(parts))
     assert losses(parts) == losses(whole)
-    assert ledger(parts) == ledger(whole) and len(ledger(whole)) == 20
-
-
-def test_a_run_goes_on_with_a_loader_that_has_another_number_of_workers(tmp_path):
-    """One stream is one stream: in this process, or in one worker."""
-    words = ["--max-steps", "7", "--ledger"]
-    whole = start(tmp_path, "whole", *words)
-    command = [*TINY, "--output", str(tmp_path), "--name", "parts", *words]
-    assert stop_after(4, command) == EXIT_STOPPED
-    parts = start(tmp_path, "parts", *words, "--workers", "1", "--resume", "latest")
-    assert_same_state(newest(whole), newest(parts))
-    assert ledger(parts) == ledger(whole)
+    assert ledger(parts) == ledger(whole) and len(ledger(whole)) == 12
 
 
 def test_a_resume_with_other_streams_is_refused_inside_an_epoch(tmp_path, capsys):
@@ -134,26 +117,20 @@ def test_a_resume_with_other_streams_is_refused_inside_an_epoch(tmp_path, capsys
     assert "choose --workers so that ranks x workers is 1" in capsys.readouterr().err
 
 
-def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
-    assert stop_after(0, [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "7"]) == EXIT_STOPPED
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 1
-
-
 @pytest.mark.parametrize(
     "words, steps",
     [
-        (["--save-every-steps", "4"], {4, 8, 9}),
-        (["--save-every-samples", "65"], {3, 6, 9}),  # rounded up to 3 steps of 32
-        (["--save-every-minutes", "1e-9"], set(range(1, 10))),
-        (["--save-every-steps", "2", "--keep-checkpoints", "2", "--keep-every-steps", "4"], {4, 8, 9}),
+        (["--save-every-samples", "65"], {3, 6, 7}),  # rounded up to 3 steps of 32
+        (["--save-every-minutes", "1e-9"], set(range(1, 8))),
+        (["--save-every-steps", "2", "--keep-checkpoints", "2", "--keep-every-steps", "4"], {4, 6, 7}),
         (["--checkpoint-dir", "gs://elsewhere"], set()),
     ],
 )
 def test_checkpoints_come_as_often_as_asked(tmp_path, words, steps):
-    folder = start(tmp_path, "run", "--max-steps", "9", "--save-frequency", "0", *words)
+    folder = start(tmp_path, "run", "--max-steps", "7", "--save-frequency", "0", *words)
     assert set(list_steps(Storage(str(folder / "checkpoints")))) == steps
     if not steps:
-        assert list_steps(Storage("gs://elsewhere")) == [9]
+        assert list_steps(Storage("gs://elsewhere")) == [7]
 
 
 def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys):
@@ -174,38 +151,18 @@ def test_a_saved_config_starts_the_same_run_again(tmp_path):
     assert configs[0].pop("run") == configs[1].pop("run") | {"name": "first"} and configs[0] == configs[1]
 
 
-
-
-def test_resuming_at_another_batch_size_is_refused(tmp_path, capsys):
-    start(tmp_path, "run", "--max-steps", "3")
-    words = [*TINY, "--batch-size", "16", "--output", str(tmp_path), "--name", "run", "--max-steps", "9"]
-    assert main([*words, "--resume", "latest"]) == 2
-    assert "give --global-batch-size 32" in capsys.readouterr().err
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    folder = start(tmp_path, "run", "--epochs", "4", "--keep-checkpoints", "2")
-    steps = len(losses(folder))
-    assert list_steps(Storage(str(folder / "checkpoints"))) == [steps, steps * 3 // 4]
-
-
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ["--precision", "amp_bf16", "--grad-checkpointing", "--accum-freq", "2", "--grad-clip-norm", "1"],
         ["--device-augment", "--rotate", "20", "--zoom", "0.8", "1.2", "--hue", "0.1", "--opt", "adamp"],
-        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd"],
-        ["--lock-image", "--lock-image-unlocked-groups", "1", "--layer-decay", "0.7", "--logit-lr-mult", "10"],
+        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd", "--layer-decay", "0.7"],
         ["--force-image-size", "40", "--mask-padding", "--init-unc-bias", "-5", "--init-logit-scale", "20"],
     ],
 )
 def test_options_train(tmp_path, words):
-    values = list(losses(start(tmp_path, "run", "--max-steps", "4", *words)).values())
-    assert len(values) == 4 and all(0 < value < 100 for value in values)
-
-
+    values = list(losses(start(tmp_path, "run", "--max-steps", "3", *words)).values())
+    assert len(values) == 3 and all(0 < value < 100 for value in values)
 
 
 def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weights(tmp_path):
@@ -214,8 +171,6 @@ def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weigh
         config = build_config("prolip", {"model": {"model": f"local-dir:{tmp_path}"} | flag})
         model, _, _ = build_model(config, torch.device("cpu"))
         assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(wanted)
-
-
 
 
 def test_a_locked_tower_stays(tmp_path):
@@ -228,70 +183,32 @@ def test_a_locked_tower_stays(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_full_size_model_takes_one_training_step(tmp_path):
-    """ProLIP-ViT-B-16 offline: synthetic images and ids, batch 2, masked views included."""
-    config = build_config(
-        "prolip",
-        {
-            "model": {"model": "ProLIP-ViT-B-16"},
-            "data": {"dataset_type": "synthetic", "train_num_samples": 2, "batch_size": 2, "workers": 0},
-            "optim": {"warmup": 0},
-            "run": {"precision": "fp32", "max_steps": 1, "device": "cpu"},
-        },
-    )
-    run = build(config, World(), tmp_path / "run", rows=2)
-    model = run.trained.objective.model
-    assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
-    watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
-    run.data.loader.set_epoch(0)
-    terms = one_step(run, next(iter(run.data.loader)), 0)
-    run.outputs.log.close()
-    assert all(torch.isfinite(value) for value in terms.values())
-    assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()
-    assert terms["scale"].item() == pytest.approx(10) and 0.02 < terms["trace_image"] < 0.06
-    named = dict(model.named_parameters())
-    assert [name for name, value in watched.items() if torch.equal(value, named[name])] == []
-
-
-@pytest.mark.slow
 def test_compiled_towers_train_alike(tmp_path):
     plain = start(tmp_path, "plain", "--max-steps", "3")
     compiled = start(tmp_path, "compiled", "--max-steps", "3", "--torchcompile")
     assert list(losses(compiled).values()) == pytest.approx(list(losses(plain).values()), rel=1e-4)
 
 
-def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
-    words = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "2"]
-    assert main(words) == 2
-    assert "warm-up of 2 steps does not end" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
-    folder = start(tmp_path, "run", "--max-steps", "12", "--profile", "2")
+    folder = start(tmp_path, "run", "--max-steps", "10", "--profile", "1")
     trace = json.loads((folder / "profile" / "rank_0.json").read_text())
     steps = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")}
-    assert steps == {"ProfilerStep#8", "ProfilerStep#9"}
-    assert "profile of 2 steps" in (text := capsys.readouterr().out) and "aten::" in text
+    assert steps == {"ProfilerStep#8"}
+    assert "profile of 1 steps" in (text := capsys.readouterr().out) and "aten::" in text
 
 
-
-
-class Board:
+class Board(list):
     """Stands in for wandb, which needs a service."""
 
-    def __init__(self):
-        self.rows, self.started, self.ended = [], None, False
-
     def init(self, **settings):
-        self.started = settings
+        self.append(settings)
         return self
 
     def log(self, row, step):
-        self.rows.append((step, row))
+        self.append((step, row["train/loss"]))
 
     def finish(self):
-        self.ended = True
+        self.append("ended")
 
 
 def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
@@ -299,9 +216,10 @@ def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", board)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: board)
     folder = start(tmp_path, "run", "--max-steps", "3", "--wandb-project", "p")
-    assert board.started["project"] == "p" and board.started["id"] == "run" and board.ended
-    assert board.started["config"] == json.loads((folder / "config.json").read_text())
-    assert [(step, row["train/loss"]) for step, row in board.rows] == list(losses(folder).items())
+    begun, *rows, ended = board
+    assert begun["project"] == "p" and begun["id"] == "run" and ended == "ended"
+    assert begun["config"] == json.loads((folder / "config.json").read_text())
+    assert rows == list(losses(folder).items())
 
 
 def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):
@@ -311,5 +229,3 @@ def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch)
     start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
     ((counts, world),) = seen  # of the epoch of two batches that has ended
     assert world == World() and counts["samples"] == 64
-
-

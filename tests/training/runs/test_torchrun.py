@@ -20,22 +20,14 @@ from forked import Forked
 from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[3]
-STEPS = 20
+STEPS = 10
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
 TRAINING = shlex.split(
     f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
     f"--device cpu --max-steps {STEPS} --warmup 2 --lr 1e-3 --init-logit-bias -2.8 --alpha1 0.1 --alpha2 "
     "0.5 --beta 0.01 --grad-clip-norm 5 --mask-fraction 0.25 --log-every-n-steps 1 --shuffle-buffer 50 "
-    "--ema-decay 0.9 --lr-scheduler const"
+    "--ema-decay 0.9 --lr-scheduler const --no-report"
 )
-
-
-def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *torchrun, "-m", "training.main", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
@@ -44,19 +36,21 @@ FSDP = (*DDP, "--fsdp")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, forked) -> Path:
-    """The same 20 global batches of 16: one process; torchrun's two ranks; two with two micro-batches each."""
+    """The same global batches of 16: one process; torchrun's two ranks; two with two micro-batches each."""
     folder = tmp_path_factory.mktemp("runs")
     parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2")
     for name, (ranks, *words) in (("one", ONE), ("parts", parts)):
         train(forked, ranks, *words, "--output", folder, "--name", name)
-    ranks, *words = DDP
-    done = launch(ranks, *TRAINING, *words, "--output", folder, "--name", "two")
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    torchrun = shlex.split("-m torch.distributed.run --standalone --nproc_per_node 2 -m training.main")
+    command = [sys.executable, *torchrun, *TRAINING, *DDP[1:], "--output", str(folder), "--name", "two"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def train(forked: Forked, ranks: int, *words: object) -> None:
-    """A run that ends well."""
     assert forked.run(*TRAINING, *words, ranks=ranks) == 0, forked.err[-3000:]
 
 
@@ -64,34 +58,10 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.rounding
-@pytest.mark.parametrize("name", ["two", "parts"])
-def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
-    """Every term of every step to 1e-5, the gradient's norm to 1e-4: float32 sums in another order, through 20 AdamW
-    steps.
-    """
-    want, got = rows(runs / "one"), rows(runs / name)
-    assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
-    for a, b in zip(want, got):
-        for term in (
-            "loss",
-            "ppcl",
-            "inclusion_image_text",
-            "inclusion_image",
-            "inclusion_text",
-            "vib_image",
-            "vib_text",
-            "scale",
-            "bias",
-            "trace_image",
-            "trace_text",
-            "trace_masked_image",
-            "trace_masked_text",
-            "grad_norm",
-            "lr",
-        ):
-            rel = 1e-4 if term == "grad_norm" else 1e-5
-            assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
+TERMS = shlex.split(
+    "loss ppcl inclusion_image_text inclusion_image inclusion_text vib_image vib_text scale bias trace_image "
+    "trace_text trace_masked_image trace_masked_text grad_norm lr"
+)
 
 
 def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
@@ -119,23 +89,23 @@ def start(tmp_path_factory) -> dict[str, torch.Tensor]:
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", ["two", "parts"])
-def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start, name):
+def test_ranks_and_micro_batches_train_as_one_process(runs, start, name):
+    """Every term of every step to 1e-5, the gradient's norm to 1e-4: float32 sums in another order, through AdamW."""
+    want, got = rows(runs / "one"), rows(runs / name)
+    assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
+    for a, b in zip(want, got):
+        for term in TERMS:
+            rel = 1e-4 if term == "grad_norm" else 1e-5
+            assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
     assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=5e-3)
 
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
-    train(
-        forked, 2, *shlex.split(f"--batch-size 8 --workers 0 --max-steps 3 --output {runs} --name quiet"), *VALIDATION
-    )
+    words = "--batch-size 8 --workers 0 --max-steps 3 --name quiet --select group=activities --output"
+    train(forked, 2, *words.split(), runs, *VALIDATION)
     assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
     assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
-
-
-def test_a_refused_run_ends_on_all_ranks_with_one_message(forked, runs):
-    words = [*TRAINING, "--batch-size", "8", "--warmup", "99", "--output", runs, "--name", "refused"]
-    assert forked.run(*words, ranks=2) == 2
-    assert forked.err.count("error: a warm-up of 99 steps does not end") == 1
 
 
 def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
@@ -146,16 +116,16 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
     assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
 
 
-# Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
+# Five steps the first way, then five the second, from a checkpoint inside an epoch.
 CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "two-one")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "one-two", "two-one")]
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("name", ["ddp-shards", "one-two", *SLOW])
+@pytest.mark.parametrize("name", ["ddp-shards", *SLOW])
 def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
-    for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
+    for (ranks, *words), steps, again in zip(CHANGES[name], ("5", "10"), ([], ["--resume", "latest"])):
         train(forked, ranks, *words, "--output", tmp_path, "--name", name, "--max-steps", steps, *again)
     for a, b in zip(rows(runs / "one"), rows(tmp_path / name), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
@@ -167,15 +137,15 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
 SLOW_STORE = """
 import datetime, time
 import torch.distributed as dist
-from training.checkpoint.storage import Storage
+from training.checkpoint.files import Storage
 begin, write = dist.init_process_group, Storage.write
 
 def impatient(*args, **settings):
-    begin(*args, **settings, timeout=datetime.timedelta(seconds=6))
+    begin(*args, **settings, timeout=datetime.timedelta(seconds=3))
 
 def slow(self, name, fill):
     write(self, name, fill)
-    time.sleep(8 if name == "step_1.pt" else 0)
+    time.sleep(4 if name == "step_1.pt" else 0)
 
 dist.init_process_group, Storage.write = impatient, slow
 """
@@ -187,27 +157,3 @@ def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tm
     short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
     assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]
     assert len(list((tmp_path / "slow/checkpoints").glob("*.pt"))) == 2
-
-
-BAD_ON_ONE_RANK = """
-import torch
-from training.parallel.distributed import process_group
-from training.health.nonfinite import NonFiniteError, LossMeter
-with process_group("cpu") as here:
-    meter = LossMeter()
-    for step in (1, 2, 3):
-        bad = here.rank == 1 and step >= 2
-        loss = torch.tensor(float("nan") if bad else 1.0)
-        meter.add({"loss": loss, "vib": torch.tensor(1.0)}, step, [f"sample{here.rank}{step}"])
-    try:
-        meter.check(here)
-    except NonFiniteError as error:
-        print(f"rank {here.rank}: {error}", flush=True)
-sys.exit(0)
-"""
-
-
-def test_a_term_that_is_bad_on_one_rank_stops_all(forked):
-    assert forked.run(before=BAD_ON_ONE_RANK, ranks=2) == 0, forked.err
-    for rank in (0, 1):
-        assert f"rank {rank}: step 2: loss not finite on rank 1 (samples sample12)" in forked.out

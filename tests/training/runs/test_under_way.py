@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from training_runs import ROOT, metrics, stop_after, words
+from training_runs import metrics, stop_after, words
 
 import training.evaluate
 from drawings import VALIDATION
-from training.checkpoint.run_dir import evaluated_at, truncate_log
-from training.checkpoint.writer import CheckpointWriter
+from training.checkpoint import run_dir
+from training.checkpoint.files import CheckpointWriter
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 
@@ -59,27 +57,12 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(training.evaluate.Validation, "measure", killed_at_4)
-        patch.setattr(CheckpointWriter, "submit", written_at_once(CheckpointWriter.submit))
+        submit = CheckpointWriter.submit
+        patch.setattr(CheckpointWriter, "submit", lambda self, state: (submit(self, state), self.settle()))
         assert main([*command, "--resume", "latest"]) == 130
     assert evaluations(tmp_path / "run") == [2]
     assert main([*command, "--resume", "latest"]) == 0
-    assert evaluations(tmp_path / "run") == [2, 4, 6]
-
-
-def written_at_once(submit):
-    def and_wait(self, state):
-        submit(self, state)
-        self.settle()
-
-    return and_wait
-
-
-def test_an_evaluation_that_is_done_is_not_done_again(tmp_path):
-    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *VALIDATION)
-    assert stop_after(3, command) == EXIT_STOPPED
-    (tmp_path / "run" / "checkpoints" / "step_3.pt").unlink()
-    assert main([*command, "--resume", "latest"]) == 0
-    assert evaluations(tmp_path / "run") == [2, 4, 5]
+    assert evaluations(tmp_path / "run") == [2, 4, 6]  # each one once
 
 
 def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkeypatch):
@@ -109,7 +92,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
 
 def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
     """What is left is reckoned by the steps of this process alone."""
-    monkeypatch.setattr("training.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
+    monkeypatch.setattr("training.health.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
     command = words(tmp_path, "run", "--max-steps", 4)
     assert stop_after(2, command) == EXIT_STOPPED
     assert main([*command, "--resume", "latest"]) == 0
@@ -118,31 +101,26 @@ def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
     assert third.endswith("ETA 1:40")
 
 
-def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
+def test_a_log_is_whole_while_it_is_shortened_and_what_is_no_line_of_it_is_no_hindrance(tmp_path, monkeypatch):
     """Killed in the middle: the file has all its lines, or those that are to stay."""
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
-    before = path.read_bytes()
-    script = (
-        "import os, sys, training.checkpoint.run_dir as r; from pathlib import Path\n"
-        "honest = r.rows_of\n"
-        "def killed(path):\n"
-        "    for number, row in enumerate(honest(path)):\n"
-        "        if number == 1500: os.kill(os.getpid(), 9)\n"
-        "        yield row\n"
-        "r.rows_of = killed\n"
-        "r.truncate_log(Path(sys.argv[1]), 1900)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL and path.read_bytes() == before
-    truncate_log(path, 1900)
+    path.write_text("".join(json.dumps({"step": step, "kind": "train"}) + "\n" for step in range(2000)))
+    before, honest = path.read_bytes(), run_dir.rows_of
+
+    def killed(path):
+        for number, row in enumerate(honest(path)):
+            if number == 1500:
+                raise KeyboardInterrupt
+            yield row
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_dir, "rows_of", killed)
+        run_dir.truncate_log(path, 1900)
+    assert path.read_bytes() == before
+    run_dir.truncate_log(path, 1900)
     assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[:1901])
-
-
-def test_what_is_no_line_of_the_log_is_no_hindrance(tmp_path):
-    path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "kind": "eval"}\n\xff\x00garbage\n[1]\n{"step": null}\n{"step": 2}\n{"step": 3, "k')
-    assert evaluated_at(path, 1) and not evaluated_at(path, 2) and not evaluated_at(tmp_path / "none", 1)
-    truncate_log(path, 1, again="eval")
+    run_dir.truncate_log(path, 1)
+    assert path.read_bytes() == b'{"step": 1, "kind": "eval"}\n'
+    run_dir.truncate_log(path, 1, again="eval")
     assert path.read_bytes() == b""

@@ -31,7 +31,6 @@ MOST_DPI = 1200
         flag("--dpi", "dots per inch of the PNG: 100 for a page, 300 for print (default: 160)", type=int),
     ),
     more="figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
-    retired={"weights": "use --prompts", "levels": "use --images"},
 )
 def draw(args: argparse.Namespace) -> None:
     """Draw the figures of the ProLIP paper, from a model and a corpus."""

@@ -17,7 +17,7 @@ from tiny_tars import letters, plain, png, write_shards
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
-from training.parallel.distributed import World, from_first
+from training.parallel import World, from_first
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
 SHARDS = {

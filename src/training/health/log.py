@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import resource
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from prolip.measures.chance import is_at_chance
@@ -23,6 +21,7 @@ from prolip.methods.base import CANDIDATES, RECALL
 from prolip.utils.secrecy import scrub
 from training.checkpoint.run_dir import truncate_log
 
+T = TypeVar("T")
 #: No terms of the loss in the progress line.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", RECALL)
 NO_TERM_OF = "grad_norm_"
@@ -57,6 +56,13 @@ class Stopwatch:
         self.lap_start += seconds
         self.start += seconds
 
+    def waiting(self, work: Callable[[], T]) -> T:
+        """The result of `work`, whose time is waiting for data."""
+        start = time.perf_counter()
+        result = work()
+        self.waited += time.perf_counter() - start
+        return result
+
 
 class RunLog:
     """Lines on `stream`, objects in metrics.jsonl, curves in TensorBoard and W&B; of rank 0, in files once `open`ed."""
@@ -80,7 +86,9 @@ class RunLog:
             truncate_log(path, resume_at, again)
         self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  closed in close()
         purge = None if resume_at is None else resume_at + 1  # TensorBoard hides what it has from there on
-        threading.excepthook = report_thread_error
+        # an error of TensorBoard's thread is raised at its next call
+        shown = threading.__excepthook__
+        threading.excepthook = lambda met: type(met.thread).__name__ == "_AsyncWriterThread" or shown(met)
         self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         if wandb_project:
             import wandb
@@ -129,10 +137,9 @@ class RunLog:
 
     def close(self) -> None:
         if self.file is not None:
-            for part in (self.file.close, getattr(self.board, "close", None), getattr(self.wandb, "finish", None)):
-                with contextlib.suppress(Exception):  # reported before
-                    if part is not None:
-                        part()
+            for part, end in ((self.file, "close"), (self.board, "close"), (self.wandb, "finish")):
+                with contextlib.suppress(Exception):  # reported before, or None
+                    getattr(part, end)()
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -144,33 +151,34 @@ def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def report_thread_error(met: threading.ExceptHookArgs) -> None:
-    """Show an error of a thread, but not of TensorBoard's, which raises it at the next call."""
-    if type(met.thread).__name__ != "_AsyncWriterThread":
-        threading.__excepthook__(met)
-
-
 def progress_line(
     values: Mapping[str, float],
-    step: int,
-    total: int,
-    epoch: float,
+    at: tuple[int, int, float],
     seconds_left: float,
     faults: Mapping[str, int],
     statistics: Sequence[str] = (),
     candidates: int = 1,
 ) -> str:
-    """One line: step | loss and its terms | R@1 among `candidates` | `statistics`, which are no terms | rates."""
-    width = len(str(total))
-    parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
+    """One line: step | loss and its terms | R@1 among `candidates` | `statistics`, which are no terms | rates.
+
+    at: step, all steps, epoch. Names with a common first word share it: `vib image 4.5 text 4.4`.
+    """
+
+    def grouped(wanted: Callable[[str], bool]) -> str:
+        groups: dict[str, str] = {}
+        for name in filter(wanted, values):
+            first, _, rest = name.partition("_")
+            groups[first] = f"{groups.get(first, first)} {rest}".rstrip() + f" {values[name]:.4g}"
+        return "  ".join(groups.values())
+
+    step, total, epoch = at
+    parts = [f"step {step:>{len(str(total))}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
     others = (*NO_TERMS, *statistics)
-    terms = {name: value for name, value in values.items() if name not in others and not name.startswith(NO_TERM_OF)}
-    parts.append(f"loss {values['loss']:.4g}" + (f"  ({grouped(terms)})" if terms else ""))
+    terms = grouped(lambda name: name not in others and not name.startswith(NO_TERM_OF))
+    parts.append(f"loss {values['loss']:.4g}" + (f"  ({terms})" if terms else ""))
     if RECALL in values:
         parts.append(f"R@1 {values[RECALL]:.1%} (chance {1 / candidates:.1%})")
-    beside = {name: value for name, value in values.items() if name in statistics}
-    if beside:
-        parts.append(grouped(beside))
+    parts.append(grouped(lambda name: name in statistics))
     if "grad_norm" in values:
         parts.append(f"grad {values['grad_norm']:.4g}")
     parts.append(f"lr {values['lr']:.2e}")
@@ -178,23 +186,7 @@ def progress_line(
     parts.append(f"ETA {duration(seconds_left)}")
     if faults:
         parts.append("faults " + " ".join(f"{kind}={count}" for kind, count in faults.items()))
-    return " | ".join(parts)
-
-
-def grouped(values: Mapping[str, float]) -> str:
-    """Name and value pairs, with a common first word once: `vib image 4.5 text 4.4`."""
-    groups: dict[str, list[str]] = {}
-    for name, value in values.items():
-        first, _, rest = name.partition("_")
-        groups.setdefault(first, []).append(f"{rest} {value:.4g}".strip())
-    return "  ".join(f"{first} {' '.join(members)}" for first, members in groups.items())
-
-
-def peak_memory(device: torch.device) -> float:
-    """Peak memory so far in GiB: of the device, or of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    return " | ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:
@@ -204,34 +196,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Top-level part -> (parameters, trainable ones); parameters directly on the model count as `logit`."""
-    counts: dict[str, tuple[int, int]] = {}
-    for name, parameter in model.named_parameters():
-        part = name.split(".")[0] if "." in name else "logit"
-        every, trained = counts.get(part, (0, 0))
-        counts[part] = (every + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-    return counts
-
-
 @dataclass
 class ChanceWatch:
-    """Compares the in-batch R@1 of the last CANDIDATES pairs or more with chance, once, after a tenth of the run.
+    """Compares the in-batch R@1 of the last CANDIDATES pairs or more with chance, once, after a tenth of the run."""
 
-    rows: of a rank in a step; ranks; total: steps of the run; seen: the step of the last call.
-    """
-
-    rows: int
+    rows: int  # of a rank in a step
     ranks: int
-    total: int
-    seen: int = 0
+    total: int  # steps of the run
+    seen: int = 0  # step of the last call
     steps: int = 0
     found: float = 0.0
     judged: bool = False
 
     @property
-    def candidates(self) -> int:
-        """Number of captions among which an image's own is to be found."""
+    def candidates(self) -> int:  # captions among which an image's own is to be found
         return min(self.rows, CANDIDATES)
 
     def judge(self, step: int, recall: float) -> str:

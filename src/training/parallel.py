@@ -1,4 +1,4 @@
-"""Process group, device, exchanges between ranks, seeds, host memory."""
+"""Process group, device, exchanges between ranks, seeds, host memory; shards of parameters (FSDP2)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from prolip.random import mix_seed
+from prolip.utils.flags import FlagError
 from prolip.utils.threads import raise_file_limit
 
 T = TypeVar("T")
@@ -92,9 +96,8 @@ def process_group(device_name: str) -> Iterator[World]:
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
         size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        yield World(
-            rank=rank, world_size=world_size, device=device, waiting=waiting, local_rank=local_rank, local_size=size
-        )
+        place = {"rank": rank, "world_size": world_size, "local_rank": local_rank, "local_size": size}
+        yield World(**place, device=device, waiting=waiting)
     finally:
         dist.destroy_process_group()
 
@@ -105,8 +108,7 @@ def node_of(world: World) -> Iterator[World]:
     if world.local_size == 1:
         yield World(device=world.device)
         return
-    first = world.rank - world.local_rank
-    ranks = [*range(first, first + world.local_size)]
+    ranks = [world.rank - world.local_rank + number for number in range(world.local_size)]
     group = dist.new_group(ranks, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)
     try:
         yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
@@ -125,17 +127,15 @@ def check_equal_batches(rows: Any, world: World) -> None:
     count = rows if isinstance(rows, int) else 0  # auto is the same on all ranks
     most, least = largest(world, count, -count)
     if most != -least:
-        raise ValueError(
-            f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones: "
-            f"use {-least} on every rank"
-        )
+        what = f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones"
+        raise ValueError(f"{what}: use {-least} on every rank")
 
 
 class StopConsensus:
     """Asynchronous maximum over ranks of stop and save requests, known to all ranks at the same step.
 
-    One all-reduce every few steps, about SECONDS of the slowest rank, queued after the steps before it and read when
-    the next one is due: the host waits only for a device that lags by more steps than these.
+    One all-reduce every few steps, about SECONDS of the slowest rank, read when the next one is due: the host waits
+    only for a device that lags by more steps than these.
     """
 
     SECONDS, MOST = 0.25, 100
@@ -213,22 +213,20 @@ def from_first(work: Callable[[], T], world: World) -> T:
             found = work()
             sent = pickle.dumps((found, None))
         except Exception as raised:
-            error, sent = raised, pickle.dumps((None, portable(raised)))
+            error = raised
+            try:
+                sent = pickle.dumps((None, raised))
+                portable = str(pickle.loads(sent)[1]) == str(raised)
+            except Exception:  # pickling may raise anything
+                portable = False
+            if not portable:  # the nearest built-in class, with its message
+                kinds = (OSError, ValueError, ImportError)
+                kind = next((kind for kind in kinds if isinstance(raised, kind)), RuntimeError)
+                sent = pickle.dumps((None, kind(str(raised))))
     received, told = pickle.loads(share_object(sent, world))
     if told is not None:
         raise error or told
     return cast(T, found) if world.is_first else received
-
-
-def portable(error: Exception) -> Exception:
-    """An error that survives pickling: itself, or the nearest built-in class with its message."""
-    try:
-        if str(pickle.loads(pickle.dumps(error))) == str(error):
-            return error
-    except Exception:  # pickling may raise anything
-        pass
-    kinds = (OSError, ValueError, ImportError)
-    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
 def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
@@ -292,3 +290,77 @@ def keep_freed_memory() -> bool:
         return False
     wanted = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, GROWTH))
     return all(mallopt(name, value) == 1 for name, value in wanted)
+
+
+def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
+    """Shard the towers in place, block by block, gathered in `dtype` (embeddings and heads: float32).
+
+    Scale and bias stay whole: their gradients are averaged as they arrive. FlagError for one rank.
+    """
+    if world.world_size == 1:
+        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
+    dtype = dtype if world.device.type == "cuda" else None  # a norm on the CPU takes no parameters of lower precision
+    low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for tower in model.towers().values():
+        for block in tower.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=low)
+        fully_shard(tower, mesh=mesh)
+
+    def average_gradient(parameter: Tensor) -> None:
+        """Average over ranks; micro-batches may accumulate, as averaging twice changes nothing."""
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor) and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average_gradient)
+
+
+def like(value: Tensor, pattern: Tensor) -> Tensor:
+    """A whole tensor, the same on all ranks, sharded as `pattern`, if that is."""
+    if isinstance(pattern, DTensor) and not isinstance(value, DTensor) and value.shape == pattern.shape:
+        value = value.to(pattern.device)
+        return distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    return value
+
+
+def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load whole tensors into a module, sharded or not."""
+    patterns = module.state_dict()
+    module.load_state_dict({name: like(value, patterns.get(name, value)) for name, value in state.items()})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a whole state into an optimiser of sharded or whole parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def own(part: Any, parameter: Tensor) -> Any:
+        """A copy: the checkpoint's file may be mapped, and go."""
+        if not isinstance(part, Tensor) or isinstance(part, DTensor):
+            return part
+        return like(part.to(parameter.device, copy=True) if part.shape == parameter.shape else part.clone(), parameter)
+
+    moments = {
+        number: {name: own(part, parameters[number]) for name, part in parts.items()}
+        for number, parts in state["state"].items()
+    }
+    optimizer.load_state_dict(state | {"state": moments})
+
+
+def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
+    """The model itself, or a whole copy of a sharded one on rank 0, or `everywhere`, else None; all ranks must call."""
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return model
+    keep, state = world.is_first or everywhere, {}
+    for name, part in model.state_dict().items():
+        full = part.full_tensor() if isinstance(part, DTensor) else part
+        if keep:
+            state[name] = full.cpu()
+    if not keep:
+        return None
+    with torch.random.fork_rng(devices=[]):  # the drawn weights are overwritten
+        copy = model.twin()
+    copy.load_state_dict(state)
+    return copy.to(world.device)
