@@ -27,7 +27,7 @@ from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
 from prolip.uncertainty.openclip import FittedCLIP, PointModel
-from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.readings import FittedReader
 from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 from prolip.uncertainty.units import Units
 from prolip.utils.threads import default_workers, in_threads
@@ -147,7 +147,7 @@ class Embedder:
         return choose_score(similarity, self.score, self.probabilistic, self.name)
 
     @property
-    def reader(self) -> Reader | None:
+    def reader(self) -> FittedReader | None:
         """The score's reader of ambiguity, doubt and intervals, if it has one."""
         return self.score.reader
 

@@ -40,7 +40,7 @@ class Score(nn.Module):
     shortlist: int = 0
     symmetric: ClassVar[bool] = True  # whether queries and gallery may change places
     sampled: ClassVar[bool] = False  # whether it draws samples, so that it is an estimate
-    reader: Any = None  # the model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one
+    reader: Any = None  # the model's `prolip.uncertainty.readings.FittedReader`, where `prolip.score_of` found one
     supports_points: ClassVar[bool] = False  # whether it is defined for points, Gaussians without variance
 
     def __init__(self, scale: float | None = None, bias: float | None = None):

@@ -38,7 +38,7 @@ from prolip.embedder import Embedder, lengths_of
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.scores import Score, Side
-from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.readings import FittedReader
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
@@ -76,7 +76,7 @@ def signatures(mean: Tensor) -> pa.Array:
 
 
 def pair_columns(
-    score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: Reader | None = None
+    score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: FittedReader | None = None
 ) -> dict[str, Tensor]:
     """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's. normalised_score compares a pair
     with the others of its batch (Wang et al. 2024, arXiv 2405.19547): l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp

@@ -19,7 +19,7 @@ from prolip.evaluation.cache import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.datasets.base import WHOLE, Association, DamagedData, Dataset, Sample, Share, note_fault
 from prolip.gaussian import Gaussian, concatenate
 from prolip.prompts.templates import ALL, PromptRule, Prompts, mix_prompts
-from prolip.uncertainty.readings import Evidence, Reader
+from prolip.uncertainty.readings import Evidence, FittedReader
 from prolip.utils.documents import fingerprint
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,9 @@ def embed_share(
     return samples, parts
 
 
-def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
+def to_record(
+    dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: FittedReader | None
+) -> Record:
     """The embedded samples as tensors and JSON values; reader: the model's. DamagedData for what does not fit."""
     damaged, counter, source = {}, dataset.damage, dataset.source
     if counter is not None and counter.kinds:

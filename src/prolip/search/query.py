@@ -25,7 +25,7 @@ from prolip.search.risk_control import Threshold, find_threshold
 from prolip.search.store import Item
 from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.readings import FittedReader
 from prolip.uncertainty.units import Units, in_words, range_in_words
 from prolip.utils import console
 from prolip.utils.documents import check_types, loads, text_lines
@@ -126,7 +126,12 @@ def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
 
 
 def answers_of(
-    index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
+    index: SearchIndex,
+    found: TopK,
+    pairs: Sequence[bool],
+    asked: Gaussian,
+    reader: FittedReader | None,
+    scored: bool = True,
 ) -> list[list[Answer]]:
     """Describe what was found. pairs: queries of the other side than the gallery, which have probabilities."""
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
@@ -148,7 +153,7 @@ def answers_of(
     return out
 
 
-def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None) -> list[Meaning]:
+def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader | None) -> list[Meaning]:
     """The meaning of each input of one side (N, D)."""
     columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
     if units is not None:
@@ -161,7 +166,7 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
     return [Meaning(*row) for row in zip(*columns)]
 
 
-def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
+def doubts_of(index: SearchIndex, reader: FittedReader | None, image: Tensor, own: bool = False) -> Tensor | None:
     """How far not to trust the model on images (N, D) -> (N,), None if not fitted. own: they are items of the index."""
     if reader is None:
         return None
@@ -178,7 +183,7 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 
 
 def confidences(
-    index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
+    index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: FittedReader | None = None
 ) -> dict[str, np.ndarray]:
     """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. They need
     units, novelty or a small gallery in part (docs/search.md). found: always as many answers; pairs, reader: as in

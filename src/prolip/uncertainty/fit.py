@@ -18,7 +18,7 @@ from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, DegenerateFeatures, Novelty, Widths, fit_novelty
-from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
+from prolip.uncertainty.readings import GENERAL, SHARES, FittedReader, Readings, reader_of
 from prolip.uncertainty.targets import MOST, choose_bank, marginal, match_probabilities, sample_rows, text_target
 
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
@@ -44,7 +44,7 @@ class Fitted(NamedTuple):
     readings: Readings | None = None
 
     @property
-    def reader(self) -> Reader | None:
+    def reader(self) -> FittedReader | None:
         return reader_of(self)
 
 

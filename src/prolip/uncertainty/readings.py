@@ -71,7 +71,7 @@ class Readings(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class Reader(NamedTuple):
+class FittedReader(NamedTuple):
     """Computes numbers from a fitted model's means on any device; returns them there in float32."""
 
     readings: Readings
@@ -109,14 +109,14 @@ class Reader(NamedTuple):
         return upcast(mean.detach()).to(self.readings.bounds.device)
 
 
-def reader_of(model: Any) -> Reader | None:
+def reader_of(model: Any) -> FittedReader | None:
     """Return the reader of a model with fitted variances, ours or one of OpenCLIP's; None without readings."""
     readings, novelty = getattr(model, "readings", None), getattr(model, "novelty", None)
     if not isinstance(readings, Readings) or not readings.fitted:
         return None
     head: Any = getattr(model.text, "head", model.text)
     known = novelty if isinstance(novelty, Novelty) and novelty.fitted else None
-    return Reader(readings, head.ambiguity, known, head.log_unit.exp().item(), int(head.total()))
+    return FittedReader(readings, head.ambiguity, known, head.log_unit.exp().item(), int(head.total()))
 
 
 def ambiguity_of(model: Any, image: Tensor) -> Tensor:
