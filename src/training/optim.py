@@ -18,9 +18,7 @@ from training.config import OptimConfig
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimiser over the objective's trainable parameters, fused where torch offers it; hybrid ones (Muon) use
-    their AdamW part for parameters without weight decay. ValueError where it cannot be used.
-    """
+    """timm's optimiser over the objective's trainable parameters, fused where torch offers it."""
     groups = parameter_groups(objective, config)
     if not groups:
         raise ValueError("every parameter is frozen: leave one tower unlocked")
