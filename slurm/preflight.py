@@ -8,17 +8,16 @@ seconds, not all of them.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib.metadata import distributions
 
 import torch
 
-from prolip.data.captions import CaptionSampler
-from prolip.data.config import check_divisible
+from prolip.data.captions import Selector
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import read_shard, refuse_unusable, survey
-from prolip.data.sources import check_sample, source_of
+from prolip.data.samples import Raw, caption_parts, image_bytes, is_selected
+from prolip.data.sources import source_of
 from prolip.factory import find_weights
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
@@ -43,8 +42,9 @@ def packages() -> list[str]:
 def check_batch(config: Config, ranks: int) -> None:
     """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
     rows = rows_per_rank(config, ranks)
-    if rows != AUTO:  # which follows from the data, and divides
-        check_divisible(rows // config.run.accum_freq, config.data.workers or 1)
+    workers = config.data.workers or 1
+    if rows != AUTO and (rows // config.run.accum_freq) % workers:  # "auto" follows from the data, and divides
+        raise ValueError(f"a batch of {rows // config.run.accum_freq} is not divisible by {workers} workers")
 
 
 def check_shards(config: Config) -> str:
@@ -55,6 +55,13 @@ def check_shards(config: Config) -> str:
     with naming("--train-data"):
         shards = expand_shards(source.address, config.data.train_data_upsampling_factors)
     urls = [shard.url for shard in shards]
+    captions, selector = config.data.sampler, Selector.parse(config.data.select)
+
+    def check_sample(raw: Raw) -> None:
+        image_bytes(raw)
+        if is_selected(raw, selector) and config.data.captions:
+            captions.draw(*caption_parts(raw, captions), seed=0)
+
     for url in dict.fromkeys((urls[0], urls[-1])):
         try:
             sample = next(iter(read_shard(url, policy=POLICY)), None)
@@ -67,11 +74,10 @@ def check_shards(config: Config) -> str:
             raise FlagError(f"--train-data: {survey([url], POLICY)}")
         if config.data.max_bad_fraction < 1:
             with naming("--train-data"):
-                refuse_unusable([url], partial(check_sample, config.data), POLICY)
-        wanted = CaptionSampler.parse(config.data.caption_sampling).fields
+                refuse_unusable([url], check_sample, POLICY)
         print(
             f"{redacted(url)}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
-            f"captions are drawn from {', '.join(wanted)}"
+            f"captions are drawn from {', '.join(captions.fields)}"
         )
     return f"{len(urls)} shards, {redacted(urls[0])} to {redacted(urls[-1])}"
 

@@ -36,7 +36,7 @@ ALLOWED = {
     "prolip.evaluation.datasets.write:write_split": "the caller's folder",
     "prolip.evaluation.suites.datacomp.results:append": "a line, under a lock; readers skip a half one",
     "prolip.evaluation.suites.datacomp.results:alone": "a lock",
-    "prolip.evaluation.suites.datacomp.results:check": "nothing is written",
+    "prolip.evaluation.suites.datacomp.run:run": "nothing is written",
     "prolip.export:write": "the caller's folder",
     "prolip.models.tokenizer:save_pretrained": "the caller's folder",
     "prolip.fitting.attach:write_openclip": "the caller's folder",

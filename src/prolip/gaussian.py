@@ -108,10 +108,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32.
-
-    Compiled graphs keep the precision that the process has.
-    """
+    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32."""
     context: AbstractContextManager = nullcontext()
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has none
         context = torch.autocast(device.type, enabled=False)
@@ -139,7 +136,8 @@ def full_precision(context: AbstractContextManager) -> Iterator[None]:
 def check_gaussian(z: Any, name: str = "z") -> None:
     """TypeError unless `z` is a Gaussian of two float tensors, ValueError unless they fit, (..., D) on one device."""
     if not isinstance(z, Gaussian):
-        raise TypeError(f"{name} is {kind_of(z)}, want a Gaussian: {_remedy(z)}")
+        remedy = "Gaussian(mean, log_var), or prolip.gaussian.as_points(features) for points without variances"
+        raise TypeError(f"{name} is {kind_of(z)}, want a Gaussian: give what encode_image returns, {remedy}")
     for part, x in zip(z._fields, z):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise TypeError(f"{name}.{part} is {kind_of(x)}, want a float tensor: torch.as_tensor({part}).float()")
@@ -187,18 +185,6 @@ def kind_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"a {kind} of {', '.join(sorted({type(x).__name__ for x in value})) or 'nothing'}"
     return f"a {kind}"
-
-
-def _remedy(value: Any) -> str:
-    """How to make a Gaussian of what was given in its place."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(x, Gaussian) for x in value):
-        return "join them with prolip.gaussian.concatenate"
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return "Gaussian(mean, log_var) of these two"
-    returned = "give what encode_image and encode_text return"
-    if isinstance(value, Tensor):
-        return f"{returned}, whole; for points without variances prolip.gaussian.as_points(features)"
-    return f"{returned}, or Gaussian(mean, log_var)"
 
 
 def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:

@@ -158,9 +158,6 @@ class Score(nn.Module):
         score.load_state_dict(state)
         return score.requires_grad_(False)
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.settings().items())
-
 
 class MeasureScore(Score):
     """One of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
@@ -281,17 +278,13 @@ def measure_score(name: str) -> type[MeasureScore]:
 
 
 globals().update((f"{name}_score", measure_score(name)) for name in MEASURES)  # where pickle looks for classes
-#: Scores by name; every other name of `measures.MEASURES` is a score, too.
 SCORES: dict[str, type[Score]] = {
     score.name: score for score in (CSDScore, MeanScore, WassersteinScore, MatchProbabilityScore)
 }
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Items of the `count` largest scores of each row, falling, equal ones by rising item: (b, G) -> (b, count or G).
-
-    Unlike torch.topk it gives the same on every device; only rows tied at the edge are sorted whole.
-    """
+    """Items of the `count` largest scores of each row, equal ones by rising item: (b, G) -> (b, count or G)."""
     values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
     near = near[:, :count].sort(dim=1).values
     near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Uniform numbers that a row takes: whether it is mixed, with whom, three of its share, the place of its box.
-NOISE = 7
+NOISE = 7  # uniform numbers that a row takes: whether it is mixed, with whom, three of its share, the place of its box
 
 
 def count_masked_rows(batch_size: int, fraction: float) -> int:

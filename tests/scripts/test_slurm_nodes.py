@@ -78,15 +78,6 @@ def test_no_host_is_at_fault_where_nodes_fail_alike_or_together(blame, ends):
     assert [blame(number, ends)[:2] for number in range(3)] == 3 * [("none", "-")]
 
 
-def test_an_error_long_before_those_of_others_is_that_of_its_host(blame):
-    ends = {
-        A: (700.0, -6, "Watchdog caught collective operation timeout"),
-        C: (701.0, -6, "CUDA error: launch"),
-        B: (100.0, 1, "CUDA error: uncorrectable ECC error"),
-    }
-    assert blame(0, ends)[0] == "again" and B in blame(1, ends)[1]
-
-
 def test_an_error_that_moves_to_another_host_is_the_programs(blame):
     for number, want in enumerate(["again", "exclude"]):
         assert blame(number, {B: (1.0, 1, "IndexError: 17"), A: (1.1, 2, LOST)})[0] == want
@@ -106,12 +97,6 @@ def test_a_host_that_the_job_cannot_run_without_is_kept(blame, change, why):
     assert blame(0, {B: (1.0, -9, "SIGKILL")})[0] == "again"
     action, nodes, said = blame(1, {B: (1.0, -9, "SIGKILL")})
     assert (action, nodes) == ("keep", "-") and "NOT excluded" in said and why in said
-
-
-def test_a_torchrun_that_was_killed_is_known_by_what_srun_says(blame):
-    said = f"srun: error: {B}: task 1: Killed\nsrun: error: {A}: task 0: Exited with exit code 1\n"
-    assert blame(0, {A: (1.0, 2, LOST)}, said)[0] == "again"
-    assert blame(1, {A: (1.0, 2, LOST)}, said.replace(f"{B}: task 1", f"{B},{C}: tasks 1-2"))[0] == "none"
 
 
 def test_a_rank_that_lost_its_peer_says_so_in_words_that_are_known():
@@ -139,22 +124,6 @@ def test_ranks_are_bound_where_torchrun_knows_how(tmp_path, monkeypatch, capsys,
     node.main([])
     assert capsys.readouterr().out == "" and (tmp_path / "node.txt").read_text() == 2 * said
     assert not (tmp_path / "end.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("mode", "gpus", "tool", "why"),
-    [("off", 8, "x", "NUMA=off"), ("node", 0, "x", "no GPU"), ("node", 8, None, "no numactl")],
-)
-def test_why_ranks_are_not_bound_is_said(mode, gpus, tool, why):
-    words, said = load("node").numa_words(["--numa-binding"], mode, gpus, tool)
-    assert words == [] and why in said
-
-
-def test_the_last_error_of_a_log_is_its_ranks(tmp_path):
-    node, log = load("node"), tmp_path / "stderr.log"
-    log.write_text("Error: old\nTraceback\nValueError: s3://user:hush@bucket/a.tar\nleft\n")
-    assert node.last_error(log).startswith("ValueError: ") and "hush" not in node.last_error(log)
-    assert node.last_error(tmp_path / "none") == ""
 
 
 # --- slow nodes ------------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """The sweep runner: every variant with every seed, once; a table; a failing run is reported behind the others."""
 
+import contextlib
+import io
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from sweeping import train_here
 
 import sweep as runner
 from drawings import FOLDER, UNSEEN
+from training.main import main as train_main
 
 TINY = {
     "method": "prolip",
@@ -32,9 +35,15 @@ def write_sweep(folder: Path, variants: dict[str, str], seeds: list[int]) -> Pat
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Run the command, wrong runs in processes of their own; returns its error or None, and its output."""
-    real = runner.train
-    monkeypatch.setattr(runner, "train", lambda *given: (real if given[1] == "wrong" else train_here)(*given))
+    """Run the command, trainings in this process; returns its error or None, and its output."""
+
+    def here(command, *, stdout, **_):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = train_main(command[command.index("training.main") + 1 :])
+        stdout.write(said.getvalue())
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(runner.subprocess, "run", here)
 
     def run(*words: object) -> tuple[str | None, str]:
         monkeypatch.setattr("sys.argv", ["sweep.py", *map(str, words)])

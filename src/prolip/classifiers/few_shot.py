@@ -18,8 +18,7 @@ from prolip.gaussian import Gaussian
 
 #: Parts that images with labels are held out in, in turns, for what counts how much.
 FOLDS = 5
-#: Deviations of the log weights of names and shots before any is known: the model's own scale was trained, that of
-#: densities is a guess.
+#: Prior deviations of the log weights of names and shots: the model's scale was trained, that of densities is a guess.
 LOOSE_TEXTS, LOOSE_SHOTS = 1.0, 2.0
 #: What is added to a covariance, as a share of its mean variance, so that it can be inverted.
 RIDGE = 1e-3

@@ -19,8 +19,7 @@ from prolip.utils.messages import first_few, naming
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import IndexedShard
 
-#: What shards can be written of.
-STORED = (*ROWS, "shards")
+STORED = (*ROWS, "shards")  # what shards can be written of
 WRITTEN = ", ".join(KINDS[kind] for kind in STORED)
 
 

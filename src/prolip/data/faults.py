@@ -20,8 +20,7 @@ RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped me
 WINDOWS = {"samples": 1000, "shards": 100}
 #: Faults that a message shows; shards, and samples, in a row without a good one after which a stream ends.
 EXAMPLES, LOST_IN_A_ROW, LOST_SAMPLES = 5, 20, 20_000
-#: Standard deviations by which a count must be too high to end a run before the end of an epoch.
-SURE = 5.0
+SURE = 5.0  # standard deviations by which a count must be too high to end a run before the end of an epoch
 
 #: (value of this rank, work) -> `work` of the values of all ranks; every rank calls it at the same place.
 Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]

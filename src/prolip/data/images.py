@@ -27,12 +27,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 13_000**2
 MAX_BYTES = 8 * MAX_PIXELS + 2**20
 WHITE = (255, 255, 255)
-#: Raised when a file gives other pixels than before: stored embeddings are then computed again.
-VERSION = 2
+VERSION = 2  # raised when a file gives other pixels than before: stored embeddings are then computed again
 #: PNG modes whose samples Pillow scales to 8 bits without their transparent value -> (times, divided by).
 UNSCALED_KEYS = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
-#: Share of white by which floats may go beyond black and white, as after resizing.
-OVERSHOOT = 1 / 16
+OVERSHOOT = 1 / 16  # share of white by which floats may go beyond black and white, as after resizing
 #: For a waiting person: an unknown name, or a host that refuses, is reported within a second or two.
 PATIENCE = ReadPolicy(connect_timeout=3, read_timeout=5, least_rate=2**13, retries=1, backoff=0.5, backoff_limit=1)
 

@@ -19,8 +19,7 @@ from prolip.data.faults import Gather, SampleFault, ShardFault, alone
 from prolip.data.order import RowSource, ShardSource, Source
 from prolip.data.samples import Raw, Row, caption_parts, has_image, is_selected, json_record
 
-#: Associations that are held in memory while they are shuffled, some 300 bytes each.
-MOST = 20_000_000
+MOST = 20_000_000  # associations that are held in memory while they are shuffled, some 300 bytes each
 TOO_MANY = "the data has more than {:,} associations, and they are shuffled in memory: train on fewer samples"
 #: A sample: the number of its shard in the order of --train-data (0 for tables and folders), and its key.
 Owner = tuple[int, str]

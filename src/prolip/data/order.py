@@ -25,10 +25,8 @@ from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import ShardReader, survey
 from prolip.data.samples import Raw, Row, is_selected
 
-#: Passes without a sample that stop a stream: with `select`, single passes may be empty.
-EMPTY_PASSES = 10
-#: Bytes of small shards that a process keeps, and those of a sample besides its members.
-ROOM, OVERHEAD = 64 << 20, 512
+EMPTY_PASSES = 10  # passes without a sample that stop a stream: with `select`, single passes may be empty
+ROOM, OVERHEAD = 64 << 20, 512  # bytes of small shards that a process keeps, and those of a sample besides its members
 #: (number of the shard in the stream's order, its URL, where to count faults) -> those of its samples that are ours
 ReadShard = Callable[[int, str, FaultCounter], Iterator[Raw]]
 
@@ -336,5 +334,4 @@ class SyntheticSource:
             cursor.next_turn()
 
 
-#: Anything that has an endless stream of rows for every place.
-Source = ShardSource | RowSource | SyntheticSource
+Source = ShardSource | RowSource | SyntheticSource  # anything that has an endless stream of rows for every place

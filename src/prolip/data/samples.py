@@ -35,10 +35,8 @@ from prolip.utils.messages import first_few
 Raw = dict[str, Any]
 #: Suffixes of members that hold the image, first match wins.
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
-#: Bytes of a sample's JSON: parsed, it may take fifty times as many.
-JSON_BYTES = 2**22
-#: Field of the JSON that lists the captions of an image that has several, in place of `.txt`.
-SEVERAL = "captions"
+JSON_BYTES = 2**22  # bytes of a sample's JSON: parsed, it may take fifty times as many
+SEVERAL = "captions"  # field of the JSON that lists the captions of an image that has several, in place of `.txt`
 #: Random images are shifted copies of this many, because noise of its own for each costs more than a decode; and their
 #: ids are below a number that is small enough for any vocabulary.
 POOL, VOCABULARY = 32, 1000

@@ -34,8 +34,7 @@ from prolip.utils.threads import default_workers, in_threads
 log = logging.getLogger(__name__)
 #: Samples that are decoded ahead of the requested one; an epoch that training never reaches, for an order of its own.
 AHEAD, EPOCH = 256, 2**31 - 1
-#: Kinds of data that training takes.
-TRAINED = (*ROWS, "shards", "emoji", "synthetic")
+TRAINED = (*ROWS, "shards", "emoji", "synthetic")  # kinds of data that training takes
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from prolip.utils.documents import read_file
 
-#: Bytes of an image that is hashed, as of every sample.
-MOST = 2**26
+MOST = 2**26  # bytes of an image that is hashed, as of every sample
 
 
 class Split(NamedTuple):

@@ -129,7 +129,6 @@ def embed_share(
     return samples, parts
 
 
-# --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
     """The embedded samples as tensors and JSON values; reader: the model's. DamagedData for what does not fit."""
     damaged, counter, source = {}, dataset.damage, dataset.source

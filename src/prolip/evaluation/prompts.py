@@ -78,7 +78,6 @@ def check_pool(pool: Dataset, dataset: Dataset) -> None:
         raise ValueError(f"{pool.source} holds the very images that are scored, {shared}: {remedy} the other")
 
 
-# --- one half of the images for the other ---
 def described(prompts: Prompts) -> str:
     """A rule for readers."""
     if not isinstance(prompts, PromptRule) or prompts.fit is None:

@@ -97,7 +97,6 @@ def merge(
     return from_record(dataset, embedder.card, record)
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
 def rank_and_size(group: Any = None) -> tuple[int, int]:
     """This rank and how many there are; (0, 1) without a process group."""
     if not dist.is_initialized():

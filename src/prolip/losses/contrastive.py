@@ -1,8 +1,4 @@
-"""PPCL, and the sigmoid loss of all pairs for any similarity that factors: of one batch, or of those of all ranks.
-
-Linear in memory: gradients are computed in the forward pass, one block of rows at a time (`pairs.py`), while the texts
-of other ranks go round a ring or are gathered (`exchanges.py`).
-"""
+"""PPCL, and the sigmoid loss of all pairs for any similarity that factors: of one batch, or of those of all ranks."""
 
 from __future__ import annotations
 
@@ -90,10 +86,7 @@ def ppcl_over_ranks(image: Gaussian, text: Gaussian, scale: Number, bias: Number
 
 
 def choose_exchange(ranks: int, rows: int, dim: int, device: torch.device) -> Exchange:
-    """ "gather" for many ranks on a device where all texts and their gradients fit into GATHERED_BYTES, else "ring".
-
-    A CPU starts a block in no time, and hides the ring's messages behind its computation.
-    """
+    """ "gather" for many ranks on a device where all texts and their gradients fit into GATHERED_BYTES, else "ring"."""
     held = 2 * 4 * ranks * rows * row_width(dim)
     return "gather" if device.type != "cpu" and ranks > 2 and held <= GATHERED_BYTES else "ring"
 

@@ -1,8 +1,4 @@
-"""All pairs of all ranks: every image meets every text of the global batch once, for any world size.
-
-In a ring text blocks travel, each followed by the accumulator of its gradients. Where texts are gathered every rank
-holds all of them and the sums of their gradients, and starts fewer kernels.
-"""
+"""All pairs of all ranks: every image meets every text of the global batch once, for any world size."""
 
 from __future__ import annotations
 
@@ -96,20 +92,14 @@ def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) ->
 
 
 def row_width(dim: int) -> int:
-    """Numbers in a row [vector, offset, zeros] of a gathered text: the next multiple of 4 above P.
-
-    Tensor cores read 16 bytes at a time, and every vector begins at a multiple of these.
-    """
+    """Numbers in a row [vector, offset, zeros] of a gathered text: the next multiple of 4 above P."""
     return -(-(dim + 1) // 4) * 4
 
 
 def score_gathered(
     image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
-    """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
-
-    Texts travel as rows [vector, offset, zeros] of `row_width(P)` numbers, and their summed gradients likewise.
-    """
+    """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph."""
     count, dim = text.vector.shape
     padding = text.vector.new_zeros((count, row_width(dim) - dim - 1))
     everyone = gather(torch.cat([text.vector, text.offset.unsqueeze(1), padding], 1), group)

@@ -1,7 +1,4 @@
-"""The sigmoid loss and its gradient from a block of products in one pass: a Triton kernel for CUDA devices.
-
-As separate operations it is seven passes, which take longer than the matrix products; these stay with the library.
-"""
+"""The sigmoid loss and its gradient from a block of products in one pass: a Triton kernel for CUDA devices."""
 
 from __future__ import annotations
 

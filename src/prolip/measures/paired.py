@@ -86,10 +86,7 @@ def log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0) -> Tensor:
 
 
 def csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """Closed-form sampled distance E|z1 - z2|^2, PCME++ (1): (..., D), (..., D) -> (...).
-
-    |m1 - m2|^2 + trace1 + trace2, so it is twice the trace at p = q.
-    """
+    """E|z1 - z2|^2 = |m1 - m2|^2 + trace1 + trace2, PCME++ (1): (..., D), (..., D) -> (...)."""
     p, q = check_paired(p, q)
     return _square_distance(p, q).sum(-1) + (p.trace + q.trace)
 
@@ -107,10 +104,7 @@ def mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
-    """Squared 2-Wasserstein distance |m1 - m2|^2 + |sigma1 - sigma2|^2, PCME++ 2.2: (..., D), (..., D) -> (...).
-
-    The difference of nearly equal sigmas is taken from that of the log variances, so it does not cancel.
-    """
+    """Squared 2-Wasserstein distance |m1 - m2|^2 + |sigma1 - sigma2|^2, PCME++ 2.2: (..., D), (..., D) -> (...)."""
     p, q = check_paired(p, q)
     a, b = 0.5 * p.log_var, 0.5 * q.log_var
     return (_square_distance(p, q) + _exp_difference(a, b, a - b).square()).sum(-1)

@@ -91,10 +91,7 @@ def retired_flags() -> dict[str, str]:
 
 
 def find_score(name: str) -> type[Score]:
-    """A score of `prolip.scores`, of a method or of a measure by its name, or `NAME:setting=1`.
-
-    ValueError with similar names for an unknown one.
-    """
+    """A score of `prolip.scores`, of a method or of a measure by its name, or `NAME:setting=1`."""
     name = name.partition(":")[0]
     name = ALIASES.get(name, name)
     if name in SCORES:
@@ -111,10 +108,7 @@ def find_score(name: str) -> type[Score]:
 
 
 def score_of(model: Any) -> Score:
-    """The score by which a trained model compares images with texts: that of its method, with its trained numbers.
-
-    A network that is neither ours nor fitted has csd, which is the cosine of points.
-    """
+    """The score by which a trained model compares images with texts: that of its method, with its trained numbers."""
     own, config = getattr(model, "score", None), getattr(model, "config", None)
     if not isinstance(own, Score):  # which an OpenCLIP model with fitted variances has
         method = config.get("method_cfg") if isinstance(config, dict) else None

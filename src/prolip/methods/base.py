@@ -60,10 +60,6 @@ class Context:
     tokenizer: Any = None
     teacher: nn.Module | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of {self.world_size} ranks: give 0 <= rank < world_size")
-
     @cached_property
     def draws(self) -> Draws:
         """Every random number of a step, which the run's augmentation shares."""
@@ -71,10 +67,7 @@ class Context:
 
 
 class Objective(nn.Module):
-    """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward.
-
-    A method overrides `embed` and `terms`, and `prepare` when it draws random views.
-    """
+    """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward."""
 
     #: Terms that are no part of the loss: those in the line of progress, and those in metrics.jsonl alone.
     statistics: tuple[str, ...] = ("scale", "bias")
@@ -119,10 +112,7 @@ class Objective(nn.Module):
         return ()
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """The `pool_state`, equal on all ranks, from the model's score and each rank's share of all images and texts.
-
-        Called on all ranks where `Needs.pool` asks for it.
-        """
+        """The `pool_state`, equal on all ranks, by the model's score of each rank's share of all images and texts."""
         return {}
 
     def prepare(self, batch: Batch, step: int) -> Batch:
@@ -169,10 +159,7 @@ class Objective(nn.Module):
                 self.model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
-        """Change buffers that the method added to the trained model, or its averaged twin, by its embeddings `pairs`.
-
-        Called on one rank for `Needs.closing_samples`.
-        """
+        """On one rank, change buffers that the method added to the trained model, or its twin, by its `pairs`."""
 
     def forward(self, batch: Batch, cotangents: Mapping[str, Tensor] | None = None) -> Terms | Tensor:
         """The terms of a batch; with cotangents dL/d(rep), the sum of rep * cotangent, whose gradient is that of L."""
@@ -183,10 +170,7 @@ class Objective(nn.Module):
 
 
 class MeansObjective(Objective):
-    """A loss on the means alone. The uncertainty parameters are frozen: the loss does not reach the variances.
-
-    [UNC] itself stays in the sequence, as a constant register token.
-    """
+    """A loss on the means alone. The uncertainty parameters are frozen: the loss does not reach the variances."""
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
@@ -226,10 +210,7 @@ class Method(NamedTuple):
 
 @torch.no_grad()
 def in_batch_recall(reps: Reps) -> Terms:
-    """batch_R@1 (): how often, of the first CANDIDATES rows of this rank, an image's own text has the highest cosine.
-
-    The first of several texts of an image counts. Empty without means of both sides.
-    """
+    """batch_R@1 (): how often an image's own text has the highest cosine, of CANDIDATES rows of this rank."""
     if not {"image_mean", "text_mean"} <= reps.keys():
         return {}
     image, text = (upcast(reps[name][:CANDIDATES].detach()) for name in ("image_mean", "text_mean"))

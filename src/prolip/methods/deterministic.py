@@ -1,6 +1,4 @@
-"""Losses on the means alone, on the same towers, for comparison: SigLIP, CLIP, InfoNCE with known matches, and the
-triplet losses of VSE++ and VSE-infinity (hardest negatives) and of the sum over all negatives.
-"""
+"""Losses on the means alone, on the same towers: SigLIP, CLIP, InfoNCE with known matches, and triplet losses."""
 
 from __future__ import annotations
 
@@ -53,16 +51,16 @@ class VSEConfig(TripletConfig):
         check_range(self, "sum_steps")
 
 
-class _DeterministicObjective(MeansObjective):
-    """A contrastive loss of OpenCLIP's on the means."""
+class CLIPObjective(MeansObjective):
+    """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation."""
 
-    def __init__(self, model: Any, config: Any, context: Context | None = None):
+    statistics: tuple[str, ...] = ("scale",)  # of the logit: the arguments of the loss
+    frozen: tuple[str, ...] = ("logit_bias",)  # which cancels in the softmax
+    make_loss = staticmethod(clip_loss)
+
+    def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
         super().__init__(model, config, context)
         self.contrastive = self.make_loss(self.context)
-
-    @staticmethod
-    def make_loss(context: Context) -> nn.Module:
-        return clip_loss(context)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
@@ -70,11 +68,10 @@ class _DeterministicObjective(MeansObjective):
             return {"loss": self.contrastive(image, text, *(reps[name] for name in self.statistics))}
 
 
-class SigLIPObjective(_DeterministicObjective):
-    """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation.
+class SigLIPObjective(CLIPObjective):
+    """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation."""
 
-    The mean over ranks of these losses is the loss of one process, for any world size.
-    """
+    statistics, frozen = ("scale", "bias"), ()
 
     @classmethod
     def balances(cls, config: PointsConfig) -> bool:
@@ -85,16 +82,6 @@ class SigLIPObjective(_DeterministicObjective):
         from open_clip.loss import SigLipLoss  # late: it takes seconds
 
         return SigLipLoss(rank=context.rank, world_size=context.world_size, dist_impl="bidir")
-
-
-class CLIPObjective(_DeterministicObjective):
-    """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
-
-    Local rows against columns gathered with gradients, without which OpenCLIP's loss is wrong under DDP's mean.
-    """
-
-    statistics = ("scale",)  # of the logit: the arguments of the loss
-    frozen = ("logit_bias",)  # which cancels in the softmax
 
 
 class InfoNCEObjective(MeansObjective):

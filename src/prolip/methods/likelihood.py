@@ -53,10 +53,7 @@ class LikelihoodConfig(FitOptions):
 
 
 class MatchWeights(nn.Module):
-    """A model's buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
-
-    values: Tensor
-    counts: Tensor
+    """Buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +64,7 @@ class MatchWeights(nn.Module):
 class LikelihoodHead(VarianceHead):
     """`VarianceHead`, which is inactive while the means are trained. side: which of `match.counts` bounds its nats."""
 
-    def __init__(self, parts: Parts, match: MatchWeights, side: int):
+    def __init__(self, parts: Parts, match: Any, side: int):
         super().__init__(parts)
         self.match, self.side = (match,), side  # in a tuple, as it is the model's part and not the head's
 

@@ -68,10 +68,7 @@ class LocalAttention(nn.Module):
 
 
 class PCMEHead(nn.Module):
-    """mean: L2norm(LN(W g + sigmoid(attention))), log variance: W' g + attention', section 3.2.1 and figure 3.
-
-    g is [CLS], or the embedding of OpenCLIP's towers; attention reads patches or words. Neither reads [UNC].
-    """
+    """mean: L2norm(LN(W g + sigmoid(attention))), log variance: W' g + attention', section 3.2.1 and figure 3."""
 
     def __init__(self, tower: Any, dim: int, init_log_var: float):
         super().__init__()

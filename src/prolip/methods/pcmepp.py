@@ -130,10 +130,7 @@ class PCMEppObjective(HeadsObjective):
         return not config.pooled_heads
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Mix some images; adds `share` and `partner` of `views.Mix`, and `row` and `step` for SizeAugment's numbers.
-
-        Mixup or CutMix is drawn once for all ranks.
-        """
+        """Mix some images; add `share` and `partner` of `views.Mix`, and `row` and `step` for SizeAugment's numbers."""
         batch = super().prepare(batch, step)
         image, draws = batch["image"], self.context.draws
         rows = draws.rows(len(image), image.device)

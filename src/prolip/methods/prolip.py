@@ -50,9 +50,7 @@ class ProLIPConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "alpha1", "alpha2", "beta", "inclusion_scale")
-        check_range(
-            self, "inclusion_eps", least=-math.inf, most=0, remedy=", such as -10: 1/sigma^2 is multiplied by exp(eps)"
-        )
+        check_range(self, "inclusion_eps", least=-math.inf, most=0, remedy=", such as -10")
         check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
         check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
         check_choices(self)
@@ -133,10 +131,7 @@ class ProLIPObjective(Objective):
         return batch | {"masked_text": views.mask_text(text[:rows], token_noise, *special, ratio)}
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias.
-
-        Masked texts share the text pass; masked images are a pass of their own over the kept patches.
-        """
+        """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias."""
         image = self.encode("image", batch["image"])
         reps = flat("image", image) | logit_scale_and_bias(self.model)
         if self.config.alpha2 == 0:

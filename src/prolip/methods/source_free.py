@@ -175,10 +175,7 @@ def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfi
 
 
 def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
-    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32.
-
-    The paper's lambda exp(-beta V) with beta and lambda in units that fit any model; all equal where u is.
-    """
+    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32."""
     u = uncertainty.double()
     spread = u.std(correction=0)
     u = (u - u.amin()) / spread if spread > 0 else torch.zeros_like(u)
@@ -213,7 +210,6 @@ def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceF
     return Neighbours(best, found)
 
 
-# --- uncertainty of a query ------------------------------------------------------------------------------------------
 def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
     """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
 

@@ -290,10 +290,7 @@ class VACSRObjective(HeadsObjective):
 
 
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
-    """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.
-
-    The hardest negative of an image is the most similar text that is no match, section 3.2.
-    """
+    """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each."""
     label = positive.to(logit.dtype)
     # whose gradient is that of the logit, A.1: 1/2 (y - similarity)^2 then has that of the sigmoid loss, (13)
     similarity = logit.detach().sigmoid() + (logit - logit.detach())

@@ -181,8 +181,7 @@ def check_size(config: Any) -> None:
 
 
 # --- whole configurations of ours -------------------------------------------------------------------------------------
-#: The method of a model whose configuration names none: published, or saved before there were several.
-METHOD = "prolip"
+METHOD = "prolip"  # the method of a model whose configuration names none: published, or saved before there were several
 #: What OpenCLIP's configurations may hold that our own towers do not read.
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type", "scaled_cosine_attn", "tokenizer_mode")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000

@@ -127,7 +127,6 @@ def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int
         yield image.select(rows).sample(samples, generator).flatten(0, 1)
 
 
-# --- EM ---------------------------------------------------------------------------------------------------------------
 class Fit(NamedTuple):
     """Weights of classes, and how they were reached."""
 

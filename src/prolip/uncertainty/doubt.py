@@ -1,7 +1,4 @@
-"""Doubt: the weight that a match probability gives to the base rate instead of the model.
-
-The fit learns it from training images under strong changes (`prolip.data.augment.shifts`), whose matches are known.
-"""
+"""Doubt: the weight that a match probability gives to the base rate instead of the model."""
 
 from __future__ import annotations
 

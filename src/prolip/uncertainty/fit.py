@@ -77,25 +77,18 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
         if (found := fit_doubt_of(pairs, fitted, trace, seed)) is not None:
             kept.doubt_numbers.copy_(torch.tensor(found.numbers, dtype=torch.float64))
             score.doubt = found
-    check_fitted(fitted, {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())})
+    modules = {name: part for name, part in fitted._asdict().items() if isinstance(part, torch.nn.Module)}
+    numbers = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.state_dict().items()}
+    numbers |= {f"score.{name}": torch.tensor(x) for name, x in score.settings().items()}
+    numbers |= {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())}
+    if lost := [name for name, x in numbers.items() if not x.isfinite().all()]:
+        named = ", ".join(lost[:3])
+        raise ValueError(f"the fit gave numbers that are not finite ({named}): give more pairs, or more different ones")
     return fitted
 
 
-def check_fitted(fitted: Fitted, traces: dict[str, Tensor]) -> None:
-    """ValueError naming the non-finite parts of heads, novelties, score and traces."""
-    modules = {name: part for name, part in fitted._asdict().items() if isinstance(part, torch.nn.Module)}
-    numbers = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.state_dict().items()}
-    score = {f"score.{name}": torch.tensor(x) for name, x in fitted.score.settings().items()}
-    if lost := [name for name, x in (numbers | score | traces).items() if not x.isfinite().all()]:
-        named = ", ".join(lost[:3])
-        raise ValueError(f"the fit gave numbers that are not finite ({named}): give more pairs, or more different ones")
-
-
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
-    """The novelty of a side of pairs; images with the same most frequent text show the same.
-
-    None without token statistics, and for too few or too similar inputs.
-    """
+    """The novelty of a side of pairs; images with the same most frequent text show the same."""
     mean, first, rows = getattr(pairs, side), getattr(pairs, f"{side}_first"), getattr(pairs, f"{side}_first_of")
     if first is None or not centres or len(first) < FEWEST:
         return None
@@ -129,7 +122,17 @@ def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = 
     if learnt is not None:
         learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
     wanted = target[rows].clamp(min=LEAST_LENGTH).log()
-    _fit_linear(head, plain if learnt is None else learnt, wanted)
+    head.offset.fill_(wanted.mean().item())
+    if parts.features:  # ridge regression on standardised features; constant ones get no weight
+        x = (plain if learnt is None else learnt).double()
+        middle, std = x.mean(0), x.std(0, correction=0)
+        varies = std > 1e-6 * middle.abs().clamp(min=1e-6)
+        std = torch.where(varies, std, torch.ones_like(std))
+        z = (x - middle) / std * varies
+        ridge = z.T @ z + RIDGE * torch.eye(z.shape[1], dtype=z.dtype)
+        head.feature_mean.copy_(middle)
+        head.feature_std.copy_(std)
+        head.weight.copy_(torch.linalg.solve(ridge, z.T @ (wanted - wanted.mean())) * varies)
     if parts.centres:
         matches = torch.ones_like(wanted) if often is None else often[rows]
         _fit_kernel(head, mean, ids, wanted - head.linear(plain).double(), matches, seed)
@@ -217,22 +220,6 @@ def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tens
     head.rarity.copy_((whole / (count + 1)).log())
     without = (count[ids[rows]] - weight.unsqueeze(1)).clamp(min=0)
     return ids, token_features(ids[rows], (whole / (without + 1)).log(), head.rarity.amax())
-
-
-def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
-    """Ridge regression of (M,) on standardised features (M, F); constant features get no weight."""
-    head.offset.fill_(target.mean().item())
-    if not features.shape[1]:
-        return
-    x = features.double()
-    mean, std = x.mean(0), x.std(0, correction=0)
-    varies = std > 1e-6 * mean.abs().clamp(min=1e-6)
-    std = torch.where(varies, std, torch.ones_like(std))
-    z = (x - mean) / std * varies
-    weight = torch.linalg.solve(z.T @ z + RIDGE * torch.eye(z.shape[1], dtype=z.dtype), z.T @ (target - target.mean()))
-    head.feature_mean.copy_(mean)
-    head.feature_std.copy_(std)
-    head.weight.copy_(weight * varies)
 
 
 def _fit_kernel(  # noqa: PLR0913, PLR0917

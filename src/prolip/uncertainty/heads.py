@@ -127,10 +127,7 @@ class AmbiguityHead(nn.Module):
 
 
 class VarianceHead(nn.Module):
-    """The Gaussian of a mean whose trace is (2/a) eta, the same variance in every dimension: a tower's `head`.
-
-    eta is at most log of the rows of the other side: a text matches at most all images.
-    """
+    """The Gaussian of a mean whose trace is (2/a) eta, the same variance in every dimension: a tower's `head`."""
 
     log_unit: Tensor
     rows: Tensor

@@ -1,7 +1,4 @@
-"""Token statistics before a tower's first block, next to the embedding that the tower gives.
-
-Noise and blank images have ordinary means but unusual first tokens, and so have texts in unknown words.
-"""
+"""Token statistics before a tower's first block, next to the embedding that the tower gives."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ class Encoded(NamedTuple):
 
 
 def encode_with_stats(model: nn.Module, batch: Tensor, side: Side = "image") -> Encoded:
-    """Encode a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", by a model or its wrapper.
-
-    TypeError for a model that gives no Gaussians.
-    """
+    """Encode a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", by a model or its wrapper."""
     tower, taken = tower_of(model, side), list[Tensor]()
     with ExitStack() as held, torch.no_grad():
         if tower is not None:

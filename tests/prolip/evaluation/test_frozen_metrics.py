@@ -62,7 +62,6 @@ def evaluate(*words: object, output: str = "out.json") -> Values:
     return results(Path(output))
 
 
-# --- what is frozen: each in a working directory with the files of `before` ------------------------------------------
 def scores() -> Values:
     """Every score of a fitted model on every kind of test set."""
     found = evaluate("--features", "features/fitted", "--similarity", *SCORES)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from prolip.evaluation import plots as figures
 from prolip.evaluation.metrics import calibration
-from prolip.evaluation.metrics.selective import by_decile, risk_coverage
+from prolip.evaluation.metrics.selective import risk_coverage
 from prolip.evaluation.metrics.study import Samples, Study
 
 
@@ -33,15 +33,6 @@ def test_refusal_is_drawn_between_random_and_oracle(samples):
     assert (np.asarray(drawn["oracle"].get_ydata())[-len(ours.get_ydata()) :] <= ours.get_ydata() + 1e-12).all()
     assert f"AURC {curves['image'].aurc:.3f}" in ours.get_label()
     assert ax.get_ylim()[0] == 0 and ax.get_xlabel().startswith("coverage")
-
-
-def test_deciles_are_numbered_and_named_with_their_correlation(samples):
-    error, uncertainties = samples
-    series = {name: by_decile(u, 1 - error) for name, u in uncertainties.items()}
-    (ax,) = figures.plot_deciles(series, "R@1").axes
-    assert [len(line.get_xdata()) for line in ax.lines] == [10, 10]
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), series["image"].value)
-    assert f"{series['image'].spearman_bins:+.2f}" in ax.lines[0].get_label() and ax.get_ylabel() == "R@1"
 
 
 @pytest.mark.parametrize("log_odds", [False, True])

@@ -29,16 +29,10 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Twelve flat drawings of twelve concepts with keywords of five words."""
-    records = [
-        {
-            "hexcode": str(i),
-            "name": f"thing n{i}",
-            "keywords": [f"key{i % 3}", "some more words"],
-            "subgroup": f"sub{i % 4}",
-            "group": f"group{i % 2}",
-        }
-        for i in range(12)
+    names = [
+        {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"]} for i in range(12)
     ]
+    records = [one | {"subgroup": f"sub{i % 4}", "group": f"group{i % 2}"} for i, one in enumerate(names)]
     path = tmp_path_factory.mktemp("shards") / "flat.tar"
     return str(write_shard(path, "flat", records, 32, lambda record: (20 * int(record["hexcode"]), 0, 99)))
 
@@ -87,7 +81,7 @@ def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsy
     assert {name.split("/")[0] for name in included} == {"paper"} and "benchmark/d_corr" in empty
     assert all(np.isfinite(list(empty.values())))
     (folder / "b.jpg").unlink()
-    assert main(given) == 2 and "b.jpg" in capsys.readouterr().err
+    assert main(given) == 2 and "1 of 2 images are not in" in (said := capsys.readouterr().err) and "b.jpg" in said
 
 
 def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys, monkeypatch):  # noqa: F811

@@ -7,16 +7,8 @@ import torch.nn.functional as F
 from prolip.evaluation.metrics import streaming as blockwise
 from prolip.gaussian import Gaussian, mixture
 from prolip.methods import find_score
-from prolip.prompts.bprw import (
-    Reweighing,
-    drawn_images,
-    fit_weights,
-    inverse_traces,
-    nearest_images,
-    points_of,
-    reweigh,
-    rule_of,
-)
+from prolip.prompts import bprw
+from prolip.prompts.bprw import Reweighing, drawn_images, nearest_images, points_of, reweigh
 
 CSD = find_score("csd")()
 
@@ -35,7 +27,7 @@ def test_words_are_settings_and_come_back():
         ("3,alpha=0.5,prior=trace,eps=0.0,samples=10,seed=4", Reweighing(3, 0.5, "trace", 0.0, samples=10, seed=4)),
     ):
         assert Reweighing.parse(words) == settings and str(settings) == words
-        assert rule_of(settings) == ("bprw:" + words if words else "bprw")
+        assert bprw.rule_of(settings) == ("bprw:" + words if words else "bprw")
     wrong = "x 5,6 alpha=x alpha=0 alpha=inf eps=-1 eps=nan prior=even nearest=0 samples=0 5,shots=3 beta=1 seed=-1"
     for words in wrong.split():
         with pytest.raises(ValueError, match="bprw"):
@@ -91,7 +83,7 @@ def test_shots_weigh_the_prompts_that_lie_where_the_images_of_the_class_do():
     assert fit.weights.argmax(1).tolist() == rows.tolist()
     torch.testing.assert_close(fit.weights.amax(1), torch.full((3,), 101 / 105).double(), atol=0.02, rtol=0)
     chosen = drawn_images(keys, labels, 3, 5, 0)
-    again = fit_weights(prompts, points_of(image, chosen, 20, 0), 2.0, 0.02)
+    again = bprw.fit_weights(prompts, points_of(image, chosen, 20, 0), 2.0, 0.02)
     assert torch.equal(fit.weights, again.weights)
     with pytest.raises(ValueError, match="bprw:5 wants labelled images"):
         reweigh(Reweighing(5), image, keys, prompts, CSD)
@@ -102,9 +94,9 @@ def test_without_shots_the_nearest_images_of_the_even_mixture_say_it_whatever_th
     keys = [str(i) for i in range(40)]
     fit = reweigh(Reweighing(), image, keys, prompts, CSD)
     nearest = CSD.pairwise(image, mixture(prompts)).topk(5, dim=0).indices.mT
-    again = fit_weights(prompts, points_of(image, list(nearest), 20, 0), 5.0, 0.02)
+    again = bprw.fit_weights(prompts, points_of(image, list(nearest), 20, 0), 5.0, 0.02)
     assert torch.equal(fit.weights, again.weights)
     assert torch.equal(fit.weights, reweigh(Reweighing(), image, keys, prompts, CSD, torch.zeros(40)).weights)
     trace = reweigh(Reweighing(2, alpha=3.0, prior="trace"), image, keys, prompts, CSD, torch.ones(40).long())
-    mode = 3 * 5 * inverse_traces(prompts) - 1  # of a class without an image
+    mode = 3 * 5 * bprw.inverse_traces(prompts) - 1  # of a class without an image
     torch.testing.assert_close(trace.weights[0], mode[0] / mode[0].sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -43,13 +42,6 @@ def test_it_is_the_distance_to_the_empty_text_for_both_sides():
         torch.testing.assert_close(score, -2 * (angle / 2).sin(), rtol=1e-2, atol=1e-6)
 
 
-def test_pairs_without_the_empty_text_say_what_to_give():
-    with pytest.raises(ValueError, match="no embedding of the empty text: give Pairs empty="):
-        EmptyText.fit(replace(few(), empty=None))
-    with pytest.raises(ValueError, match=r'empty is \(1, 6\), want the mean of "", \(6,\)'):
-        EmptyText.fit(replace(few(), empty=points(1, 6)))
-
-
 def divergence(mean: torch.Tensor, bank: torch.Tensor, scale: float) -> torch.Tensor:
     """KL of the bank tilted by exp(a m.m_k) from the bank itself."""
     logits = scale * mean @ bank.T
@@ -69,13 +61,3 @@ def test_it_is_the_gain_for_small_scales(scale):
     pairs = drawn(torch.float64, scale)
     gain = -InformationGain.fit(pairs).text(pairs.text)
     torch.testing.assert_close(gain, divergence(pairs.text, pairs.image[pairs.image_of], scale), rtol=3 * scale, atol=0)
-
-
-def test_pairs_weigh_inputs_as_they_occur():
-    pairs = drawn(torch.float64, 10.0)
-    spelled = replace(pairs, image=pairs.image[pairs.image_of], image_of=torch.arange(40))
-    asked = points(6, 5, seed=3, dtype=torch.float64)
-    for side in ("image", "text"):
-        found, wanted = (getattr(InformationGain.fit(p), side)(asked) for p in (pairs, spelled))
-        torch.testing.assert_close(found, wanted)
-    assert not torch.allclose(wanted, InformationGain.fit(replace(pairs, image_of=torch.arange(40) % 12)).text(asked))

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from prolip.embeddings import Pairs
 from studies.uncertainty.baselines import LossPrediction, loss_prediction
-from studies.uncertainty.baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
+from studies.uncertainty.baselines.loss_prediction import contrastive_losses
 
 
 def test_losses_are_those_of_the_matched_among_the_bank_mean_over_pairs(monkeypatch):
@@ -22,13 +22,6 @@ def test_losses_are_those_of_the_matched_among_the_bank_mean_over_pairs(monkeypa
     wanted = [F.cross_entropy(logits, torch.tensor(0)) for logits in among]
     assert rows.tolist() == [0, 1, 3]
     torch.testing.assert_close(losses, torch.stack([wanted[2], wanted[3], (wanted[0] + wanted[1]) / 2]))
-
-
-def test_ranking_loss_is_the_mean_hinge_of_ordered_pairs():
-    u, losses = torch.randn(7, dtype=torch.float64), torch.tensor([1.0, 3, 2, 2, 5, 0, 4])
-    hinges = [max(0.0, MARGIN - float(u[i] - u[j])) for i in range(7) for j in range(7) if losses[i] > losses[j]]
-    torch.testing.assert_close(ranking_loss(u, losses).item(), sum(hinges) / len(hinges))
-    assert ranking_loss(u, torch.ones(7)) == 0  # nothing is larger than anything
 
 
 def test_the_order_of_losses_is_found_from_hidden_features_that_the_means_do_not_have(small):

@@ -59,16 +59,6 @@ RUNS = {
     ),
 }
 SLOW = {
-    "a method and its time on the processor": (
-        "train/methods.py",
-        f"{TINY} --batch-size 8 --methods pcmepp --processor-time",
-        ["processor time", *rows("pcmepp", rf"{N} \| {N} \(")],
-    ),
-    "neighbours": (
-        "train/methods.py",
-        "--neighbours 40 80 --dim 16 --rounds 2 --threads 1 --block 16",
-        [*rows("blocks, whole rows, products alone", rf"{SPREAD} \| \d+ \|$"), r"the same rows: 100.0000%"],
-    ),
     "ring": (
         "train/ring.py",
         f"{TINY} --step-batch-size 8 --batch-size 16 --dim 8",
@@ -85,16 +75,6 @@ SLOW = {
             r"^\| differences of coordinates \(not run\) \| 0 \| \|",
         ],
     ),
-    "profile": (
-        "train/step.py",
-        f"{TINY} --batch-size 8 --threads 1 --only likelihood --profile 2",
-        [*rows("siglip, likelihood", N), "^siglip, two steps$", "^likelihood, two steps$"],
-    ),
-    "ways to wait": (
-        "use/threads.py",
-        "--batch-size 4 --rounds 2 --steps 1 --busy 0 1 --ways passive",
-        [rf"^\| {busy} busy processes \| {way} \| {N} \| {N}" for busy in (0, 1) for way in ("default", "passive")],
-    ),
     "every method": (
         "train/methods.py",
         f"{TINY} --batch-size 8",
@@ -107,11 +87,6 @@ SLOW = {
             *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
             r"^\| what all pairs at once keep, computed \| \d+ \| \|$",
         ],
-    ),
-    "VACSR's ranking": (
-        "train/methods.py",
-        "--rank 40 80 --shortlist 5 --exact-images 20 --dim 16 --hidden 8 --threads 1",
-        [*rows("exact", rf"20 \| {N} \| {N} \| \d+ \|$"), *rows("the best 5 again", rf"40 \| {N} \| {N} \| \d+ \|$")],
     ),
 }
 

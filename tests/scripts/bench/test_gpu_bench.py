@@ -20,9 +20,8 @@ sys.path.insert(0, str(SCRIPT.parent))
 import gpu  # noqa: E402
 import gpu_loss  # noqa: E402
 import gpu_parts  # noqa: E402
-import gpu_runs  # noqa: E402
 import gpu_speed  # noqa: E402
-from gpu_kit import Kit, WrongResultError  # noqa: E402
+from gpu_kit import Kit  # noqa: E402
 
 WHERE = {"device": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.14", "commit": "abc", "CUDA of torch": "13.0"}
 #: Stands in for gpu_parts.py: some parts fail, each in its own way, behind a first row.
@@ -111,52 +110,12 @@ def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(sta
         time.sleep(0.05)
 
 
-def test_a_signal_to_stop_leaves_a_page_with_what_is_known(stand_in, tmp_path, monkeypatch):
-    honest = gpu.run_part
-
-    def stopped(name, *rest):
-        if name == "step":
-            raise KeyboardInterrupt
-        return honest(name, *rest)
-
-    monkeypatch.setattr(gpu, "run_part", stopped)
-    assert gpu.main([*stand_in, "--only", "tests", "step", "loader"]) == 1
-    page = (tmp_path / "gpu.md").read_text()
-    assert rows_of(page, "CUDA tests") and rows_of(page, "Failed") == [
-        "| step | stopped before it ended |",
-        "| loader | stopped before it ended |",
-    ]
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
-def test_the_page_says_where_it_ran_and_how_to_run_each_part_again(stand_in, tmp_path):
-    gpu.main([*stand_in, "--only", "tests", "--minutes", "9"])
-    page = (tmp_path / "gpu.md").read_text()
-    for name, value in WHERE.items():
-        assert f"| {name} | {value} |" in page
-    assert "```bash\n.venv/bin/python scripts/bench/gpu/gpu.py --only tests --minutes 9\n```" in page
-    assert gpu.REHEARSAL not in page
-
-
-def test_rehearsals_are_marked_and_never_write_the_page_of_measurements(stand_in, tmp_path, capsys):
-    there = gpu.PAGE.exists()
-    with pytest.raises(SystemExit) as ended:
-        gpu.main(["--rehearse", "--output", str(gpu.PAGE)])
-    assert ended.value.code == 2 and "is the page of measurements" in capsys.readouterr().err
-    assert gpu.parse(["--rehearse"]).output == ROOT / "runs" / "gpu-rehearsal" / "gpu.md"
-    assert gpu.main([*stand_in, "--rehearse", "--only", "tests"]) == 0
-    page = (tmp_path / "gpu.md").read_text()
-    assert f"**This is {gpu.REHEARSAL}.**" in page and rows_of(page, "CUDA tests")[0].endswith("| no measurement |")
-    assert gpu.PAGE.exists() == there
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
 def kit(tmp_path: Path, rehearse: bool = True) -> Kit:
     return Kit(argparse.Namespace(rehearse=rehearse, seconds=60, step_rate=None, work=tmp_path, file=tmp_path / "rows"))
-
-
-def test_the_parts_are_those_that_are_started():
-    assert list(gpu.PARTS) == list(gpu_parts.PARTS)
 
 
 def test_the_tests_that_need_cuda_are_found():
@@ -167,35 +126,6 @@ def test_the_tests_that_need_cuda_are_found():
     }
     assert {f"tests/{name}" for name in skipped | {"prolip/losses/test_fused.py"}} < set(found)
     assert not any("gpu_bench" in name for name in found)
-
-
-def test_a_wrong_result_fails_its_part_and_a_slow_one_does_not(tmp_path):
-    there = kit(tmp_path, rehearse=False)
-    there.speed("ratio", 2.0, "2.0", most=1.08)
-    there.speed("share", 0.5, "0.5", least=0.4)
-    there.settle()
-    there.check("sum", 3, "4", False)
-    with pytest.raises(WrongResultError, match="sum: 3, wanted 4"):
-        there.settle()
-    rows, _ = gpu.read_rows(tmp_path / "rows")
-    assert [row["met"] for row in rows] == [False, True, False]
-
-
-def test_a_test_that_fails_on_the_gpu_fails_the_part(tmp_path, monkeypatch):
-    file = tmp_path / "test_x.py"
-    file.write_text(
-        "import pytest\ndef test_bad(): assert 0\ndef test_good(): pass\n@pytest.mark.skip(reason='two')\n"
-        "def test_left(): pass\n"
-    )
-    monkeypatch.setattr(gpu_parts, "cuda_tests", lambda _: [str(file)])
-    with pytest.raises(WrongResultError, match="tests that failed: test_bad, wanted none of 3"):
-        gpu_parts.tests(kit(tmp_path, rehearse=False))
-    rows, _ = gpu.read_rows(tmp_path / "rows")
-    assert [(row["what"], row["figure"]) for row in rows] == [
-        ("tests that failed", "test_bad"),
-        ("tests that passed", "1"),
-        ("skipped: test_left", "two"),
-    ]
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_targets(tmp_path, monkeypatch):
@@ -227,39 +157,6 @@ def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
     assert gpu_loss.furthest(got[:2], want[:2]) < 1e-5
     for one, other in zip(got, want):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
-
-
-def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():
-    one, none = torch.tensor([1.0, -4.0]), torch.zeros(2)
-    assert gpu_loss.furthest([one + 1, none], [one, none]) == 0.25
-    assert gpu_loss.furthest([one, none + 0.5], [one, none]) == 0.5
-    for got in ([one, none * float("nan")], [one * float("nan"), none]):
-        assert not gpu_loss.furthest(got, [one, none]) <= 1
-
-
-RUN = """
-import json, sys, time
-from pathlib import Path
-folder = Path(sys.argv[1])
-if "ends" in sys.argv:
-    sys.exit(0)
-(folder / "checkpoints").mkdir(parents=True)
-for step in range(1, 41):
-    with open(folder / "metrics.jsonl", "a") as log:
-        log.write(json.dumps({"step": step, "loss": 1 / step}) + "\\n")
-    if step % 10 == 0:
-        (folder / "checkpoints" / f"step_{step}.pt").touch()
-    time.sleep(0.05)
-"""
-
-
-def test_a_run_is_killed_between_two_checkpoints_behind_its_middle(tmp_path):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-c", RUN, str(folder)]
-    with pytest.raises(RuntimeError, match="ended with 0 before it could be killed"):
-        gpu_runs.killed_in_the_middle(kit(tmp_path), [*command, "ends"], folder, 40, 10)
-    newest = gpu_runs.killed_in_the_middle(kit(tmp_path), command, folder, 40, 10)
-    assert newest >= 20 and newest + 5 <= max(gpu_runs.logged(folder)) < 40
 
 
 @pytest.mark.slow

@@ -61,28 +61,6 @@ def test_captions_are_sorted_and_a_keyword_that_repeats_the_name_is_dropped(conc
     )
 
 
-SLUGS = {"one o’clock": "one-oclock", "piñata": "pinata", "Mrs. Claus": "mrs-claus", "keycap: #": "keycap"}
-
-
-@pytest.mark.parametrize("name, wanted", SLUGS.items())
-def test_icon_names_are_ascii_words_joined_by_hyphens(name, wanted):
-    assert builder.slug(name) == wanted
-
-
-def test_a_drawing_is_found_by_code_point_then_by_name_then_not_at_all(concepts):
-    assert [builder.find_icon(c, ICONS, CHARS) for c in concepts] == ["ox", "one-oclock", None, "keycap-asterisk"]
-    assert builder.find_icon(concepts[3], ICONS, {}) is None
-
-
-def test_a_flat_drawing_stands_in_the_middle_of_a_white_square():
-    pytest.importorskip("resvg_py", reason="the renderer is needed only to rebuild the corpus")
-    picture = Image.open(io.BytesIO(builder.render(builder.icon_svg("one-oclock", ICONS))))
-    assert (picture.size, picture.mode) == ((64, 64), "RGB")
-    # lossy WebP: near red inside, near white above and below
-    assert picture.getpixel((32, 32))[0] > 240 and picture.getpixel((32, 32))[1] < 15
-    assert min(picture.getpixel((32, 5))) > 240 and min(picture.getpixel((32, 58))) > 240
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """The builder with a renderer that needs nothing: a grey whose value is the length of the drawing."""
@@ -150,17 +128,3 @@ def test_check_passes_on_equal_shards_and_measures_other_pictures(installed, pac
     monkeypatch.setattr(installed, "render", lambda svg: lighter(svg + "   "))
     assert installed.main([*args, "--check", str(wanted)]) == 0
     assert "0 json, 3 webp (of 255: mean 3.000, worst picture 3.00, max 3)" in capsys.readouterr().out
-
-
-def test_check_fails_on_another_caption_and_on_a_lost_sample(installed, packages, tmp_path, capsys, monkeypatch):
-    args = ["--style", "noto", "--packages", str(packages)]
-    wanted = tmp_path / "wanted"
-    installed.main([*args, "--out", str(wanted)])
-    rows = installed.read_shard(wanted / "noto.tar")
-    rows["noto-1f402"]["txt"] = b"cow"
-    installed.write_shard(wanted / "noto.tar", ({"key": k, **v} for k, v in rows.items()))
-    assert installed.main([*args, "--check", str(wanted)]) == 1
-    assert "1 txt, 0 json, 0 webp" in capsys.readouterr().out
-    monkeypatch.setattr(installed, "find_icon", lambda c, icons, chars: "ox" if c.hexcode == "1f402" else None)
-    assert installed.main([*args, "--check", str(wanted)]) == 1
-    assert "2 samples lost ['noto-002a-fe0f-20e3', 'noto-1f550']" in capsys.readouterr().out

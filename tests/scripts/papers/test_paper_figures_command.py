@@ -2,9 +2,7 @@
 
 import io
 import json
-import shutil
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +15,6 @@ from prolip.models.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 from studies.papers.figures.index import FIGURES, file_of
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(words):
@@ -76,15 +72,6 @@ def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights
         assert min(picture.size) >= 500
 
 
-def test_the_figures_say_that_they_need_a_clone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("prolip.cli.command.__file__", str(tmp_path / "lib/prolip/cli/command.py"))
-    monkeypatch.chdir(tmp_path)
-    for words in ([], ["--help"], ["--model", "x", "--only", "4"]):
-        assert main(words) == 2
-        assert capsys.readouterr().err == "error: prolip figures is a script: run it in a clone of the repository\n"
-    assert prolip(["--completion", "bash"]) == 0 and "figures" in capsys.readouterr().out
-
-
 def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
     given = ["--model", models["points"], "--data", shard, "--output", str(tmp_path), "--vector", "pdf"]
     assert main(given) == 0
@@ -96,28 +83,6 @@ def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path,
     assert main([*given, "--only", "9", "5"]) == 2
     error = capsys.readouterr().err
     assert "figure 5 cannot be drawn" in error and "no variances" in error and error.count("\n") == 1
-
-
-def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys):
-    for name in "ab":
-        (tmp_path / "levels" / name).mkdir(parents=True)
-        for level in range(3):
-            picture = Image.new("RGB", (32, 32), (80 * level, 9, 99 if name == "a" else 200))
-            picture.save(tmp_path / "levels" / name / f"level{level}.png")
-    csv = tmp_path / "captions.csv"
-    csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
-    given = ["--model", models["gaussians"], "--data", shard, "--inclusion", "own", "--dpi", "40"]
-    given += ["--only", "7", "8", "9"]
-    given += ["--images", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out")]
-    assert main(given) == 0
-    with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
-        assert picture.size == (240, 144), "6 by 3.6 inches"
-    titles = (tmp_path / "out" / f"{file_of('8')}.svg").read_text()
-    assert "last in level 1" in titles and "last in level 2" not in titles
-    assert "level 2" in (tmp_path / "out" / f"{file_of('7')}.svg").read_text()
-    shutil.rmtree(tmp_path / "levels" / "b")
-    (tmp_path / "levels" / "a" / "level0.png").write_bytes(b"no picture")
-    assert main(given) == 2 and "level0.png" in capsys.readouterr().err
 
 
 def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):

@@ -13,7 +13,6 @@ import prolip
 from prolip.corpora.emoji.result import load
 from prolip.gaussian import Gaussian
 from prolip.models.checkpoint import save_pretrained
-from prolip.search.index import SearchIndex
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,18 +61,6 @@ def test_search_has_the_order_of_brute_force(run, evaluation):
     for row in rows:
         asked, side = row[2].split()
         assert asked == row[4] and int(asked) > 50 and side in ("texts", "drawings")
-
-
-def test_another_order_is_counted(run, evaluation, monkeypatch):
-    found = SearchIndex.search
-
-    def turned(self, *args, **settings):
-        answer = found(self, *args, **settings)
-        return answer._replace(rows=answer.rows.flip(1))
-
-    monkeypatch.setattr(SearchIndex, "search", turned)
-    code, rows = run("studies/use/search_recall.py", evaluation, "--scores", "csd")
-    assert code == 1 and {row[4] for row in rows} == {"0"}
 
 
 def test_refusal_is_tried_over_splits(run, evaluation, monkeypatch):

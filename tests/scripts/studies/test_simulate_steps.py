@@ -14,7 +14,7 @@ from prolip.plan.config import PlanConfig
 from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import feed, pairs, step_times
 from studies.scaling import simulate_steps
-from studies.scaling.simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate
+from studies.scaling.simulate_steps import Noise, exchange, simulate
 
 QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, steps=5)
 EASY = {"images_per_core": 1e6, "open_ms": 0, "stream_mbs": 1e6, "store_gbs": 1e6}
@@ -54,47 +54,11 @@ def test_equal_ranks_without_jitter_take_the_step_of_the_formula(by, gpus, local
     np.testing.assert_allclose(result.steps, step.seconds, rtol=0.02)
 
 
-def test_gradients_of_micro_batches_travel_behind_the_last_one():
-    training = PlanConfig(gpus=[32], accum_freq=4, inter_gbs=1.0)
-    cluster = build_cluster(training, 32)
-    step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
-    assert step.reduce_exposed > step.reduce / step.buckets
-    np.testing.assert_allclose(play(cluster, step, training, EASY, QUIET).steps, step.seconds, rtol=0.02)
-
-
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 64])
 def test_ring_with_free_messages_takes_one_block_per_rank(size):
     done = exchange(np.zeros(size), 2.0, np.zeros(size), draws(), 0.0)
     np.testing.assert_allclose(done.end, 2.0 * size)
     np.testing.assert_allclose(done.waited, 0)
-
-
-def test_a_block_is_scored_only_after_its_neighbour_had_it():
-    """Two messages a step over a slow link: nobody can be done before the block that is farthest away has arrived."""
-    size, message = 6, 3.0
-    done = exchange(np.zeros(size), 1.0, np.full(size, message), draws(), 0.0)
-    assert done.end.min() >= (size - 1) * message + 1.0
-    assert done.waited.min() > 0
-
-
-def test_links_between_nodes_lead_to_the_first_rank_of_a_node():
-    cluster, step, _ = setting(32, by="ring")
-    links = ring_links(cluster, step)
-    slow = np.flatnonzero(links > links.min())
-    assert slow.tolist() == [0, 8, 16, 24]
-    one_node = ring_links(*setting(8, by="ring")[:2])
-    assert np.ptp(one_node) == 0
-
-
-def test_gathered_texts_wait_for_the_slowest_rank_and_all_have_their_gradients_at_once():
-    _, step, _ = setting(8, by="gather")
-    start = np.zeros(8)
-    start[3] = 50.0
-    done = collect(start, step.pairs, draws(), 0.0)
-    np.testing.assert_allclose(done.end, 50.0 + step.pairs.seconds)
-    np.testing.assert_allclose(done.waited, 50.0 - start + step.pairs.exposed)
-    late = collect(start, step.pairs, draws(), 0.5)
-    assert np.ptp(late.end) == 0 and np.ptp(late.waited[start == 0]) > 0
 
 
 # One block of gathered texts is 0.2% of this step, the ring's blocks 2%.
@@ -110,32 +74,6 @@ def test_stragglers_slow_monotonically(name, by, block_least):
     assert seconds[-1] > (block_least if name == "block_sigma" else 1.005) * seconds[0]
 
 
-def test_a_loader_with_too_few_cores_sets_the_pace():
-    cluster, step, training = setting(8)
-    supply = {"workers": 4, "images_per_core": 100.0, "open_ms": 0.0}
-    noise = dataclasses.replace(QUIET, image_sigma=0.5, steps=100)
-    result = play(cluster, step, training, supply, noise)
-    assert result.steps[20:].mean() == pytest.approx(512 / (4 * 100.0), rel=0.1)
-    # The rank whose loader is last waits for data, the others for that rank in PPCL.
-    assert result.waits["data"] + result.waits["texts"] > 0.7 * result.steps.mean()
-    assert min(result.waits["data"], result.waits["texts"]) > 0.2 * result.steps.mean()
-
-
-def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
-    cluster, *_ = setting(8)
-    supply = PlanConfig(shard_samples=1000, open_ms=100.0, stream_mbs=1e6, store_gbs=1e6)
-    plain, slow = (
-        Loader(cluster, supply, dataclasses.replace(QUIET, stall_chance=chance, stall_seconds=5.0), 512, draws())
-        for chance in (0.0, 1.0)
-    )
-    chunks = 500
-    base = 512 / 16 / 250
-    extra = sum(plain.chunk_seconds().sum() for _ in range(chunks)) - chunks * 8 * 16 * base
-    assert extra == pytest.approx(chunks * 8 * 512 / 1000 * 0.1, rel=0.05)
-    stalled = sum(slow.chunk_seconds().sum() for _ in range(chunks)) - chunks * 8 * 16 * base
-    assert stalled == pytest.approx(51 * extra, rel=0.01)
-
-
 @pytest.mark.parametrize("local", [16, 100, 512, 4096])
 def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     cluster, step, training = setting(8, local)
@@ -148,13 +86,6 @@ def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     assert longer == pytest.approx((chunks_ahead(None, local) - 2) * step.seconds)
     left, given = (play(cluster, step, training, supply, noise).steps for supply in (default, same))
     assert np.array_equal(left, given)
-
-
-def test_the_same_seed_gives_the_same_steps_and_another_one_others():
-    cluster, step, training = setting(16)
-    results = [play(cluster, step, training, {}, Noise(seed=seed, steps=4)).steps for seed in (1, 1, 2)]
-    assert np.array_equal(results[0], results[1])
-    assert not np.array_equal(results[0], results[2])
 
 
 def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import prolip
-from prolip.corpora.emoji.corpus import Concept
 from prolip.models.checkpoint import save_pretrained
 from studies.papers.figures.paper import erase
 from studies.uncertainty import ambiguity as study_ambiguity
@@ -28,23 +27,6 @@ def test_erasing_more_erases_the_same_cells_and_others():
     assert (erase(pixels, 1.0, torch.Generator()) == 0).all()
     with pytest.raises(ValueError, match="share 1.5"):
         erase(pixels, 1.5, torch.Generator())
-
-
-def test_mixing_goes_from_the_first_to_half_of_each():
-    pixels = torch.rand(4, 3, 8, 8)
-    assert torch.equal(study_ambiguity.mix(pixels, 0.0), pixels)
-    wanted = 0.7 * pixels + 0.3 * pixels[[1, 2, 3, 0]]
-    assert torch.allclose(study_ambiguity.mix(pixels, 0.3), wanted, atol=1e-6)
-
-
-def test_dropping_more_words_keeps_fewer_of_the_same_in_order():
-    text, kept = "one two three four five six seven", None
-    for share, count in ((0.0, 7), (0.2, 6), (0.4, 4), (0.6, 3), (0.8, 1), (1.0, 1)):
-        words = study_ambiguity.drop_words(text, share, np.random.default_rng(1)).split()
-        assert len(words) == count and words == [word for word in text.split() if word in words]
-        assert kept is None or set(words) <= set(kept)
-        kept = words
-    assert study_ambiguity.long_caption(Concept("1", "red cat", ("cat", "big pet"), "s", "g")) == "red cat big pet"
 
 
 def test_a_study_says_how_uncertainty_rises_and_what_includes_the_original():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from sweeping import train_here
 
@@ -62,30 +61,3 @@ def test_tables_hold_every_method_that_was_trained_and_means_of_its_seeds(runs):
     assert tables.cell([1.0, 2.0]) == "1.5 (1.0 2.0)" and tables.cell([float("nan")]) == "-" and tables.cell([]) == "-"
     assert len(study.adapted(found)) == 2 + 3
     assert len(study.uncertainty(found)) == 2  # both are points
-
-
-def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
-    found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
-    first, second = found.results("siglip"), found.results("vse")
-    both = [list(map(tables.statistics, results)) for results in (first, second)]
-    assert {link.name for found in both[0] for one in found.values() for link in one.clusters.values()} == {"concepts"}
-    gain = tables.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
-    for key, text in gain.items():
-        scale = 1 if key.endswith("rsum") else 100
-        wanted = scale * (np.mean([x.metrics[key] for x in second]) - np.mean([x.metrics[key] for x in first]))
-        value, low, high = (float(part.strip("[],")) for part in text.split())
-        assert value == pytest.approx(wanted, abs=0.051) and low <= value <= high
-    assert tables.gain(both[0], both[0], ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
-    assert tables.gain(both[0], both[1][:1], ["names/rsum"]) == {"names/rsum": "-"}
-
-
-def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
-    page, mark = tmp_path / "study.md", tables.MARK.format("noise 0", "studies/methods/study")
-    page.write_text(f"# A\n\n{mark}\nold\n{mark}\n\nbehind\n")
-    words = ["--tables-only", "--tables", "noise 0", "--write", str(page)]
-    study.main(["--out", str(runs), *WORDS, *words])
-    text = page.read_text()
-    assert "old" not in text and text.startswith("# A") and text.endswith("behind\n") and "| siglip |" in text
-    page.write_text("# A\n")
-    with pytest.raises(SystemExit, match="has 0 lines"):
-        tables.write(page, {"noise 0": []}, "study")

@@ -12,7 +12,7 @@ import torch
 
 from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
-from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
+from prolip.evaluation.metrics.calibration import Matching, Reliability, reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
 from prolip.evaluation.metrics.streaming import PairScores, Relevance
@@ -74,7 +74,7 @@ def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
     scores = PairScores.from_gaussians(result.image, texts, result.score)
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
     units, doubt = result.model_score.units, result.doubt
-    matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
+    matches = Matching(result.score, doubt, None if units is None else units.share(texts.trace))
     return study_retrieval(scores, [relevance], matches)[2].reliability
 
 

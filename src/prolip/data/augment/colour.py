@@ -17,10 +17,8 @@ from prolip.data.augment.affine import DeviceTransform, constant, to_device
 from prolip.data.augment.crops import RandomCrop
 from prolip.utils.flags import check_range
 
-#: torchvision's weights of a grey value.
-LUMA = (0.2989, 0.587, 0.114)
-#: Positions among the four changes, and the one for hue.
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of a grey value
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # positions among the four changes, and the one for hue
 #: Uniform numbers of an image: four factors, four that are sorted into an order, whether to jitter, whether to grey.
 DRAWS = 10
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from prolip.data.images import decode_jpeg, decode_pixels, jpeg_size
 
-#: top, left, height, width
-Box = tuple[int, int, int, int]
-#: Of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default.
-RATIO = (3 / 4, 4 / 3)
+Box = tuple[int, int, int, int]  # top, left, height, width
+RATIO = (3 / 4, 4 / 3)  # of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default
 PILLOW = int(PIL.__version__.split(".")[0])
 
 

@@ -24,8 +24,7 @@ from prolip.utils.threads import default_workers, in_threads
 if TYPE_CHECKING:
     from prolip.data.reading.parquet import EmbeddedImages
 
-#: Files that are hashed ahead of the requested one.
-AHEAD = 64
+AHEAD = 64  # files that are hashed ahead of the requested one
 
 
 @dataclass(slots=True)

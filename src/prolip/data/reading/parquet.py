@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from prolip.data.faults import SampleFault
 from prolip.data.reading.csv import TableError
 
-#: Bytes of row groups that a process keeps.
-ROOM = 128 << 20
+ROOM = 128 << 20  # bytes of row groups that a process keeps
 Inside = tuple[int, int, int]
 
 

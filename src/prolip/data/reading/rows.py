@@ -23,8 +23,7 @@ from prolip.data.split import Split
 from prolip.utils.secrecy import redacted
 
 RECOGNISED = TableColumns()
-#: The captions and the class of an image.
-Stated = tuple[Sequence[str], str | None]
+Stated = tuple[Sequence[str], str | None]  # the captions and the class of an image
 
 
 def read_rows(

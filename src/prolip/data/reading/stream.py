@@ -32,8 +32,7 @@ from prolip.utils.documents import shown
 from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
-#: Takes faults that are counted and end nothing.
-Note = Callable[[SampleFault], None]
+Note = Callable[[SampleFault], None]  # takes faults that are counted and end nothing
 SCHEMES = ("file", "http", "https", "s3", "gs", "hf")
 ALLOWED = "give a path (./NAME where a file's name looks like a URL) or a URL of file, http, https, s3, gs or hf"
 #: Words before a colon that name models, or commands somewhere.

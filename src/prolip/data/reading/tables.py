@@ -26,8 +26,7 @@ from prolip.utils.secrecy import redacted
 if TYPE_CHECKING:
     from prolip.data.reading.parquet import EmbeddedImages
 
-#: Characters of a CSV, and rows of any table, from which columns are recognised.
-HEAD, ROWS = 2**16, 100
+HEAD, ROWS = 2**16, 100  # characters of a CSV, and rows of any table, from which columns are recognised
 SEPARATORS = {",": "','", "\t": r"'\t'", ";": "';'", "|": "'|'"}
 #: Columns that hold a class, which every record keeps under these names.
 LABELS = ("class", "label", "category", "class_name")
@@ -76,8 +75,7 @@ class ChosenColumns(NamedTuple):
         return ImageRow(path if isinstance(path, str) else "", caption, dict(zip(self.record, values)), number)
 
 
-#: Whether a cell seems to name or hold an image.
-IsImage = Callable[[Any], bool]
+IsImage = Callable[[Any], bool]  # whether a cell seems to name or hold an image
 #: The columns of a table, its rows, and a reader of the bytes in it.
 Content = tuple[ChosenColumns, Iterable[ImageRow], Callable[[], "EmbeddedImages | None"]]
 

@@ -77,7 +77,7 @@ class Bins:
         return Reliability(self.count.copy(), probability, frequency, brier)
 
 
-class Matches(NamedTuple):
+class Matching(NamedTuple):
     """A score's match probabilities, with the doubt of images (N,) and the share of images that texts match, (T,)."""
 
     score: Score
@@ -85,7 +85,7 @@ class Matches(NamedTuple):
     share: Tensor | None = None
 
     @classmethod
-    def of(cls, score: Score, evidence: Evidence | None, text: Gaussian) -> Matches:
+    def of(cls, score: Score, evidence: Evidence | None, text: Gaussian) -> Matching:
         """The match probabilities of a test set's images, which are a gallery, and of texts (T, D)."""
         units, doubt = score.units, score.doubts(evidence, evidence)
         return cls(score, doubt, None if units is None else units.share(text.trace))
@@ -99,7 +99,7 @@ class Matches(NamedTuple):
 class MatchReliability(Bins):
     """The match probability of every pair of a score matrix, from blocks of scores as they stream by."""
 
-    def __init__(self, relevance: Relevance, matches: Matches):
+    def __init__(self, relevance: Relevance, matches: Matching):
         super().__init__(LOG_ODDS)
         self.relevance, self.matches = relevance, matches
 

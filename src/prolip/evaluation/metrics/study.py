@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.metrics import Array, as_array
-from prolip.evaluation.metrics.calibration import Matches, MatchReliability, Reliability, confidence, reliability
+from prolip.evaluation.metrics.calibration import Matching, MatchReliability, Reliability, confidence, reliability
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import selective_metrics
@@ -61,7 +61,7 @@ def predict(scores: PairScores, labels: Tensor) -> tuple[Tensor, Tensor]:
 def study_classification(
     scores: PairScores,
     labels: Tensor,
-    matches: Matches,
+    matches: Matching,
     image: Tensor | None = None,
     classes: Tensor | None = None,
     of_pairs: OfPairs = lambda images, classes: None,
@@ -97,7 +97,7 @@ def study_classification(
 def study_retrieval(
     scores: PairScores,
     relevances: Sequence[Relevance],
-    matches: Matches,
+    matches: Matching,
     image: Tensor | None = None,
     text: Tensor | None = None,
     of_pairs: OfPairs = lambda images, texts: None,
@@ -128,7 +128,7 @@ def study_retrieval(
     return i2t, t2i, Study({key: some for key, some in samples.items() if len(some.error)}, found)
 
 
-def _pairs(relevance: Relevance, matches: Matches) -> MatchReliability | None:
+def _pairs(relevance: Relevance, matches: Matching) -> MatchReliability | None:
     """The reliability of match probabilities, for scores that have them."""
     return None if matches.score.match_probability(torch.zeros(0)) is None else MatchReliability(relevance, matches)
 

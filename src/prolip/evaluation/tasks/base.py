@@ -11,7 +11,7 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import Statistic
-from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
+from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matching, Reliability, reliability
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.streaming import PairScores
 from prolip.evaluation.metrics.study import Study
@@ -92,7 +92,7 @@ def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
     def of_pairs(i: Tensor, j: Tensor) -> Tensor | None:
         return own.pair_uncertainty(features.image.select(i), text.select(j))
 
-    return Matches.of(score, features.evidence, text), *uncertainties, of_pairs
+    return Matching.of(score, features.evidence, text), *uncertainties, of_pairs
 
 
 def with_neighbours(study: Study, features: Features) -> Study:
@@ -118,7 +118,7 @@ def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, 
     groups: of each query, its pairs' scores, whether they match, the places of the image and of the text, (n,) each.
     """
     first = [int(scores.argmax()) for scores, *_ in groups]
-    matches = Matches.of(score, features.evidence, text_gaussians(features))
+    matches = Matching.of(score, features.evidence, text_gaussians(features))
     top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
     found = {}
     for name, columns, edges in ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL):

@@ -77,8 +77,7 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     if dataset.relevance is None:
         return own, None
     row = {key: i for i, key in enumerate(features.keys)}
-    strange = [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]
-    if strange:
+    if strange := [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]:
         what = f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions"
         raise DamagedData(f"{what}, such as {strange[0]}: the list belongs to other shards")
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)

@@ -51,16 +51,6 @@ def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
     }
 
 
-def test_one_string_at_two_levels_is_one_text_true_of_both(corpus):
-    table = corpus.caption_table()
-    assert len(table.texts) == len(set(table.texts)) == 9
-    cat, hotel = table.texts.index("cat"), table.texts.index("hotel")
-    assert table.text_relation[cat].tolist() == [True, True, False, False]
-    assert table.text_relation[hotel].tolist() == [False, False, True, True]
-    assert table.true_matches[[cat, hotel]].tolist() == [2, 2]
-    assert [emoji.LEVELS[table.text_level[i]] for i in (cat, hotel)] == ["keyword", "subgroup"]
-
-
 def test_selection_keeps_concepts_and_their_drawings(corpus):
     part = corpus.select("group=places; style=b")
     assert [c.name for c in part.concepts] == ["hotel", "love hotel"]
@@ -73,13 +63,6 @@ def test_added_concepts_widen_the_gallery_without_moving_drawings(corpus):
     assert len(part.concepts) == 4 and part.concepts[0].name == "love hotel"
     assert part.concepts[part.drawings[0].concept].hexcode == "4"
     assert part.caption_table().rows("name").size == 4
-
-
-def test_a_condition_can_exclude_in_the_words_of_the_training_data(corpus):
-    names = {concept.name for concept in corpus.select("subgroup!=hotel; keywords!=animal").concepts}
-    assert names == {c.name for c in corpus.concepts if c.subgroup != "hotel" and "animal" not in c.keywords}
-    assert names != {c.name for c in corpus.concepts if c.subgroup != "hotel"} and names
-    assert {d.style for d in corpus.select("style!=a").drawings} == {"b"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from commands import evaluate_corpus
-from dense_ranking import rank
 from drawn_shards import write_shard
 from embedding import as_embedder, changed, similarity_scores
 from torch import nn
@@ -120,13 +119,6 @@ def scattered(known, similarity):
     image, text = random(known.image), random(known.text)
     info = {"similarity": similarity}
     return CorpusResult(known.corpus, image, text, known.token_lengths, {}, info)
-
-
-def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
-    found = scattered(known, "kl")
-    scores, relevant = similarity_scores(found.image, found.text, "kl"), torch.from_numpy(found.text_relation)
-    for got, want in zip(found.rankings["captions"], (rank(scores, relevant.T), rank(scores.T, relevant))):
-        assert torch.equal(got.first, want.first) and torch.equal(got.matches, want.matches)
 
 
 def test_deciles_of_keywords_are_of_their_average_precision(known):

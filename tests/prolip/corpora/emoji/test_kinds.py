@@ -1,6 +1,5 @@
 """What is a kind of what, and what only looks like it, against sets."""
 
-import numpy as np
 import pytest
 from kinds_corpus import corpus_of, truth
 
@@ -34,14 +33,6 @@ def test_negatives_are_no_kinds_and_siblings_share_the_parent():
             c = table.texts[sibling]
             assert level[c] == level[a] and sets[c] < sets[b]
             assert not sets[a] <= sets[c] and not sets[c] <= sets[a]
-
-
-def test_a_pair_is_spread_over_the_concepts_of_its_inner():
-    pairs = text_pairs(table, most=40)
-    assert len(pairs) == 40 < pairs.found
-    for row, a in zip(pairs.shares.toarray(), pairs.inner):
-        own = sets[table.texts[a]]
-        assert set(np.flatnonzero(row)) == own and row[list(own)] == pytest.approx(1 / len(own))
 
 
 def test_drawings_are_of_their_texts_and_of_no_sibling_s():

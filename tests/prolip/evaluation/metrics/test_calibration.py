@@ -71,7 +71,7 @@ def doubted(seed=0, images=9, texts=12):
     doubt, share = torch.rand(images, generator=g), torch.rand(texts, generator=g)
     scores = torch.randn(images, texts, generator=g)
     wanted = (1 - doubt[:, None]) / (1 + torch.exp(3 - 5 * scores)) + doubt[:, None] * share
-    return calibration.Matches(CSDScore(5.0, -3.0), doubt, share), scores, wanted
+    return calibration.Matching(CSDScore(5.0, -3.0), doubt, share), scores, wanted
 
 
 def test_doubt_goes_with_the_image_and_the_share_with_the_text():
@@ -79,9 +79,9 @@ def test_doubt_goes_with_the_image_and_the_share_with_the_text():
     image, text = torch.tensor([0, 3, 8]), torch.tensor([11, 0, 4])
     torch.testing.assert_close(matches.pairs(image, text, scores[image, text]), wanted[image, text])
     torch.testing.assert_close(matches.pairs(text[:2] - text[:2], slice(2), scores[0, :2]), wanted[0, :2])
-    bare = calibration.Matches(matches.score)
+    bare = calibration.Matching(matches.score)
     assert torch.equal(bare.pairs(slice(None), slice(None), scores), torch.sigmoid(5 * scores - 3))
-    assert calibration.Matches(CSDScore(5.0)).pairs(slice(None), slice(None), scores) is None
+    assert calibration.Matching(CSDScore(5.0)).pairs(slice(None), slice(None), scores) is None
 
 
 def test_reliability_with_doubt_in_blocks_is_that_of_all_pairs(in_blocks):

@@ -75,23 +75,6 @@ def test_matches_that_the_gallery_lacks_count_in_r():
     assert metrics.summarise(got)["queries_without_match"] == 2
 
 
-def test_memory_is_bounded_and_rows_without_a_match_are_not_scored(in_blocks):
-    queries, gallery, elements = 1000, 300, 3000
-    relevance = Relevance.from_pairs([5, 5, 777, 999], [0, 299, 3, 3], queries, gallery)
-    sizes, seen = [], []
-
-    def rows(some):
-        seen.extend(range(some.start, some.stop))
-        block = torch.arange(gallery).flip(0).expand(some.stop - some.start, gallery).float()
-        sizes.append(block.numel())
-        return block
-
-    in_blocks(elements)
-    (got,) = large.rank_sparse(rows, relevance)
-    assert max(sizes) <= elements and len(seen) == len(set(seen)) == 30
-    assert got.first[[5, 777, 999]].tolist() == [1, 4, 4] and int((got.first > 0).sum()) == 3
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("similarity", ["csd", "mean"])
 def test_what_is_computed_once_for_all_blocks_changes_no_score(similarity, dtype):

@@ -7,8 +7,7 @@ from embedding import similarity_scores
 
 from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import selective as refusal
-from prolip.evaluation.metrics import streaming as large
-from prolip.evaluation.metrics.calibration import Matches
+from prolip.evaluation.metrics.calibration import Matching
 from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.gaussian import Gaussian
@@ -60,7 +59,7 @@ def captions():
 def test_a_classification_is_refused_by_score_image_and_pair(classes, in_blocks):
     in_blocks(60)
     scores, labels, image, text = classes
-    got = studied(scores, labels, Matches(LOGIT), image.trace, text.trace).metrics()
+    got = studied(scores, labels, Matching(LOGIT), image.trace, text.trace).metrics()
     chosen = scores.argmax(1)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
     want = refusal.selective_metrics(chosen != labels, uncertainties)
@@ -70,11 +69,11 @@ def test_a_classification_is_refused_by_score_image_and_pair(classes, in_blocks)
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = studied(scores, labels, Matches(CSDScore(8.0))).metrics()
+    got = studied(scores, labels, Matching(CSDScore(8.0))).metrics()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
-    both = retrieval_and_study(pairs, relevance, Matches(CSDScore(8.0)))
+    both = retrieval_and_study(pairs, relevance, Matching(CSDScore(8.0)))
     assert {key.split("/")[2] for key in both if key.startswith("refusal/")} == {"score"}
     assert not any(key.startswith("calibration") for key in both)
 
@@ -83,7 +82,7 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     in_blocks(100)
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    (i2t,), (t2i,), found = study.study_retrieval(pairs, [relevance], Matches(LOGIT), image.trace, text.trace)
+    (i2t,), (t2i,), found = study.study_retrieval(pairs, [relevance], Matching(LOGIT), image.trace, text.trace)
     for got, want in ((i2t, dense_ranking.rank(scores, relevant)), (t2i, dense_ranking.rank(scores.mT, relevant.mT))):
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
@@ -102,35 +101,12 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     assert got["refusal/t2i/text/auroc"] > 0.6
 
 
-def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
-    pairs, relevance, relevant, image, text = captions
-    scores = similarity_scores(image, text)
-    got = retrieval_and_study(pairs, relevance, Matches(LOGIT), image.trace, text.trace)
-    probability = torch.sigmoid(8 * scores - 2)
-    every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
-    assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
-    best, item = probability.max(0)
-    first = calibration.reliability(best, relevant[item, torch.arange(60)])
-    assert got["calibration/match_t2i/ece"] == pytest.approx(first.ece, abs=1e-6)
-    assert got["calibration/match_t2i/base_rate"] == pytest.approx(relevant[item, torch.arange(60)].double().mean())
-    plain = large.retrieval(pairs, relevance)
-    assert {key: got[key] for key in plain} == pytest.approx(plain, nan_ok=True)
-
-
-def test_scores_and_labels_must_fit(classes):
-    scores, labels, *_ = classes
-    with pytest.raises(ValueError, match="relevance of 80 images and 6 texts for scores of 90 and 6"):
-        studied(scores, labels[:80], Matches(LOGIT))
-    with pytest.raises(ValueError, match="names item 6, but there are 6"):
-        studied(scores, labels + 1, Matches(LOGIT))
-
-
 def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
     g = torch.Generator().manual_seed(5)
     pairs, relevance, relevant, image, text = captions
     doubt, share = torch.rand(20, generator=g), torch.rand(60, generator=g)
-    got = retrieval_and_study(pairs, relevance, Matches(LOGIT, doubt, share), image.trace, text.trace)
-    bare = retrieval_and_study(pairs, relevance, Matches(LOGIT), image.trace, text.trace)
+    got = retrieval_and_study(pairs, relevance, Matching(LOGIT, doubt, share), image.trace, text.trace)
+    bare = retrieval_and_study(pairs, relevance, Matching(LOGIT), image.trace, text.trace)
     scores = similarity_scores(image, text)
     probability = (1 - doubt[:, None]) * torch.sigmoid(8 * scores - 2) + doubt[:, None] * share
     every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
@@ -143,7 +119,7 @@ def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
     assert {k: got[k] for k in kept} == pytest.approx({k: bare[k] for k in kept}, nan_ok=True)
     scores, labels, *_ = classes
     doubt, share = torch.rand(90, generator=g), torch.rand(6, generator=g)
-    got = studied(scores, labels, Matches(LOGIT, doubt, share)).metrics()
+    got = studied(scores, labels, Matching(LOGIT, doubt, share)).metrics()
     best, right = scores.argmax(1), scores.argmax(1) == labels
     sure = (1 - doubt) * (8 * scores).softmax(1).amax(1) + doubt / 6
     assert got["calibration/confidence/ece"] == pytest.approx(calibration.reliability(sure, right).ece, abs=1e-6)

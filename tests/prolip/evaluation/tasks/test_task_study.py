@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from prolip.embedder import ModelCard
-from prolip.evaluation.datasets.base import Association, Dataset
+from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.evaluate import evaluate_all, evaluate_dataset, study_features
 from prolip.evaluation.metrics.calibration import reliability
@@ -73,19 +73,6 @@ def assert_top1(study, best: list[float], right: list[bool]) -> None:
     wanted = reliability(1 / (1 + np.exp(3 - 10 * np.array(best))), np.array(right)).metrics("calibration/match_top1")
     got = study.metrics()
     assert {key: got[key] for key in wanted} == pytest.approx(wanted, rel=1e-4)
-
-
-def test_of_cues_every_candidate_has_a_match_probability():
-    cues = (Association("a", ("0", "1", "2"), frozenset({"1"})), Association("b", ("3", "4"), frozenset({"3"})))
-    features = features_of("association")
-    features = dataclasses.replace(
-        features, dataset=dataclasses.replace(features.dataset, associations=cues), text=gaussian(2, 1)
-    )
-    scores = scores_of(features)
-    asked = np.concatenate([scores[:3, 0], scores[3:5, 1]])
-    assert_calibrated(study_features(features), asked, np.array([0, 1, 0, 1, 0]))
-    first = scores[:3, 0].argmax(), scores[3:5, 1].argmax()
-    assert_top1(study_features(features), [asked[:3].max(), asked[3:].max()], [first[0] == 1, first[1] == 0])
 
 
 def test_of_classes_it_is_the_wrong_class():

@@ -82,13 +82,6 @@ def test_a_query_without_a_right_or_without_a_wrong_answer_is_no_example():
     assert [x.label for x in best] == ["a"] and worst == []
 
 
-def test_a_large_set_is_read_evenly(monkeypatch):
-    monkeypatch.setattr(examples, "QUERIES", 3)
-    shown = examples.show_features(features())
-    _, best, worst = shown.found[0]
-    assert {x.label for x in best + worst} == {"text 0", "text 4", "text 9"}
-
-
 def test_pictures_that_cannot_be_read_in_time_or_at_all_are_left_out(monkeypatch):
     dataset = features().dataset
     found = examples.pictures_of(dataset, {"k1", "k3", "gone"})

@@ -9,7 +9,6 @@ import torch
 from matplotlib.collections import LineCollection, PathCollection
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
-from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report import figures, pca, runs, uncertainty
 from prolip.corpora.emoji.uncertainty import matches_metrics
 from prolip.evaluation.metrics.calibration import reliability
@@ -70,23 +69,6 @@ def test_reliability_of_first_captions_stands_beside_that_without_doubt():
     assert figures.reliability(replace(result, read={})) is None
 
 
-def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
-    (axes,) = figures.true_matches(result).axes
-    drawn = np.concatenate([dots.get_offsets() for dots in axes.collections])
-    levels = [result.table.text_level == i for i in reversed(range(4))]
-    matches = np.concatenate([result.table.true_matches[rows] for rows in levels])
-    np.testing.assert_allclose(drawn[:, 0] / matches, 1, atol=0.13)  # jitter
-    np.testing.assert_allclose(drawn[:, 1], np.concatenate([result.text.trace.numpy()[rows] for rows in levels]))
-
-
-def test_levels_are_drawn_in_order_with_their_means(result):
-    (axes,) = figures.trace_by_level(result).axes
-    assert [label.get_text().split("\n")[0] for label in axes.get_xticklabels()] == [*LEVELS, "image"]
-    said = [float(note.get_text()) for note in axes.texts]
-    wanted = [result.metrics[f"trace/{level}"] for level in (*LEVELS, "image")]
-    np.testing.assert_allclose(said, wanted, rtol=6e-3)
-
-
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
     wrong = ~result.rankings["names"][0].hit(1).numpy()
     for made, names in (
@@ -130,12 +112,6 @@ def test_learning_curves_draw_every_term(tmp_path):
         assert len(set(dashes)) == len(dashes), "lines are told apart without their colours"
     short = runs.RunFolder(tmp_path, train=run.train[:1])
     assert figures.learning_curves(short) is None
-
-
-def test_unknown_terms_of_another_method_are_drawn_and_gaps_are_left_out(tmp_path):
-    lines = [{"step": i, "loss": 1.0, "uniformity": None if i == 2 else 0.5} for i in range(1, 5)]
-    (loss,) = [a for a in figures.learning_curves(runs.RunFolder(tmp_path, train=lines)).axes if a.get_visible()]
-    assert {line.get_label(): len(line.get_xdata()) for line in loss.lines} == {"loss": 4, "uniformity": 3}
 
 
 def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(tmp_path):

@@ -108,13 +108,6 @@ def test_a_run_without_evaluation_says_how_to_make_one(tmp_path):
     assert "Most and least certain" not in text and not re.search("emoji(?!})|drawing|corpus", text)
 
 
-def test_an_evaluation_alone_makes_a_page(result, tmp_path, undrawn):
-    result.save(tmp_path / "demo" / "eval")
-    assert main(["report", str(tmp_path / "demo"), "--output", str(tmp_path / "out.html"), "--title", "Mine"]) == 0
-    text = (tmp_path / "out.html").read_text()
-    assert "No learning curves" in text and "<title>Mine</title>" in text
-
-
 def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys, undrawn):
     result.save(tmp_path / "eval")
     assert main(["report", str(tmp_path), "--eval", "evla"]) == 2
@@ -149,17 +142,6 @@ def test_the_corpus_examples_lead_by_most_and_by_least_with_complete_labels():
         true = {result.table.texts[i] for i in np.flatnonzero(result.text_relation[:, row])}
         assert [a.said == "right" for a in example.answers] == [a.label in true for a in example.answers]
         assert example.matches == len(true) and example.picture.startswith("data:image/webp")
-
-
-def test_both_ends_are_those_of_the_sorted_list(result):
-    (image, *_), (text, counts, least, most) = uncertainty.show_corpus(result).ends
-    order = np.sort(result.text.trace.numpy())
-    assert (image, text, counts) == ("image", "text", "their uncertainty")
-    np.testing.assert_allclose([x.number for x in least], order[:6])
-    np.testing.assert_allclose([x.number for x in most], order[::-1][:6])
-    assert {x.label for x in most} >= {"nature", "food"}
-    points = replace(result, info=result.info | {"probabilistic": False})
-    assert uncertainty.show_corpus(points).ends == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from report_stand_in import make_result, with_doubt, with_units, write_run
 
 from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report import examples, page, runs, uncertainty
-from prolip.corpora.emoji.uncertainty import signs_against
 from prolip.uncertainty.units import in_words
 
 VOID = {"meta", "img", "br"}
@@ -171,15 +170,3 @@ def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp
     said = words(page.render(runs.RunFolder(tmp_path, result=result), pictures))
     assert "Images, with their ambiguity" in said and "Is the match probability true?" in said
     assert "Thin vertical lines are intervals" in said
-
-
-def test_a_drawing_is_as_sure_as_its_doubt_allows():
-    result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
-    own, sure = {}, {}
-    for found, of in ((own, replace(result, read={})), (sure, result)):
-        given = np.exp(-signs_against(of, "names", "i2t")["answer"])
-        thirds = uncertainty.thirds(of, of.model_score.units, given, given, each=22)
-        found |= {example.label: sure for *_, shown in thirds for example, sure, _ in shown}
-    names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
-    for name, d in zip(names, result.doubt.tolist()):
-        assert sure[name] == pytest.approx((1 - d) * own[name] + d / 24, rel=1e-4)
