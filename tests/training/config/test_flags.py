@@ -37,17 +37,11 @@ def parse(*words: str) -> Example:
 
 
 def test_every_kind_of_field_is_read_from_its_flag():
-    words = (
-        "--train-data a.tar --lr 1e-4 --steps 5 --resampled --shape const --form printed --sizes 1 2 --names x --clip 1"
-    )
-    got = parse(*shlex.split(words), "--options", "scale=(0.8,1.0)", "gray=0.2", "mode=fast")
+    words = "--train-data a.tar --lr 1e-4 --steps 5 --resampled --shape const --form printed --sizes 1 2 --names x"
+    got = parse(*shlex.split(words), "--clip", "1", "--options", "scale=(0.8,1.0)", "gray=0.2", "mode=fast")
     want = {"train_data": "a.tar", "lr": 1e-4, "steps": 5, "resampled": True, "shape": "const", "form": "printed"}
-    want |= {
-        "sizes": (1, 2),
-        "names": ["x"],
-        "options": {"scale": (0.8, 1.0), "gray": 0.2, "mode": "fast"},
-        "clip": 1.0,
-    }
+    want |= {"sizes": (1, 2), "names": ["x"], "clip": 1.0}
+    want |= {"options": {"scale": (0.8, 1.0), "gray": 0.2, "mode": "fast"}}
     assert got == Example(**want)
 
 
