@@ -91,8 +91,9 @@ def fit_at_end(run: Run, stopped: Callable[[int], None]) -> None:
 
     stopped: called with the number of the signal that asked any rank to stop before it was done; raises Stopped.
     """
-    trained, wanted, run.at.closed = run.trained, samples_to_fit(run), not samples_to_fit(run)
-    if run.at.closed:
+    trained, wanted = run.trained, samples_to_fit(run)
+    run.at.closed = not wanted
+    if not wanted:
         return
     start, problem, pairs = time.perf_counter(), "", 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
