@@ -28,12 +28,9 @@ DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(Da
 INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 #: Section and setting of a config that an earlier version saved -> the setting's name today.
 RENAMED = {("run", "output_dir"): "output"}
-#: Settings of earlier versions that no longer exist.
-DROPPED = {("model", "init_uncertainty")}
-#: Key of a saved config under which hashes of settings stand that it holds without their secrets.
-REDACTED = "redacted"
-#: Pattern of a share of the run's steps.
-SHARE = r"\d+(\.\d+)?%"
+DROPPED = {("model", "init_uncertainty")}  # settings of earlier versions that no longer exist
+REDACTED = "redacted"  # key of a saved config under which hashes of settings stand that it holds without their secrets
+SHARE = r"\d+(\.\d+)?%"  # pattern of a share of the run's steps
 Precision = Literal["fp32", "amp_bf16", "amp_fp16"]
 
 

@@ -50,10 +50,8 @@ from training.config import Config, ValidationConfig
 from training.parallel import World, from_first
 from training.state import AVERAGES, Evaluated
 
-#: Name of the part of the training data that --split holds out.
-HELD_OUT = "held-out"
-#: Test sets with examples.
-SHOWN = 3
+HELD_OUT = "held-out"  # name of the part of the training data that --split holds out
+SHOWN = 3  # test sets with examples
 #: Prefixes of the emoji corpus's metrics beside the rankings.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
 REFUSALS = ("refusal/", "prompts/")

@@ -24,7 +24,6 @@ from prolip.scores import Side
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training import parallel as ranks
-from training.checkpoint.run_dir import write_json
 from training.config import changed
 from training.health.errors import explain
 from training.model import autocast_for
@@ -32,8 +31,7 @@ from training.parallel import World, from_first, gathered, whole_model
 from training.state import Run
 
 T = TypeVar("T")
-#: Bounds of the bias, and its accuracy.
-LARGEST_BIAS, ACCURACY = 1e4, 1e-4
+LARGEST_BIAS, ACCURACY = 1e4, 1e-4  # bounds of the bias, and its accuracy
 
 
 def together(work: Callable[[], T], world: World) -> T:
@@ -88,13 +86,15 @@ def samples_to_fit(run: Run) -> int:
     return 0 if run.config.data.synthetic else objective.needs(objective.config).closing_samples
 
 
-def fit_at_end(run: Run) -> int:
-    """Let the method fit to the trained model and its averaged twins; failures are logged. Returns the number of the
-    signal that asked to stop before it was done, on all ranks; 0: it is done.
+def fit_at_end(run: Run, stopped: Callable[[int], None]) -> None:
+    """Let the method fit to the trained model and its averaged twins; failures are logged.
+
+    stopped: called with the number of the signal that asked any rank to stop before it was done; raises Stopped.
     """
     trained, wanted = run.trained, samples_to_fit(run)
+    run.at.closed = not wanted
     if not wanted:
-        return 0
+        return
     start, problem, pairs = time.perf_counter(), "", 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
@@ -103,14 +103,14 @@ def fit_at_end(run: Run) -> int:
                 pairs = fit_model(run, model, wanted)
             except Exception as error:  # the same on all ranks
                 if stop := ranks.largest(run.world, run.health.stop.number)[0]:
-                    return stop
+                    stopped(stop)
                 problem = problem or explain(error) or f"{type(error).__name__}: {error}"
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
     if problem:
         remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
         said = f"warning: variances were NOT fitted: {problem}: {remedy}"
     run.outputs.log.say(said)
-    return 0
+    run.at.closed = True
 
 
 def fit_model(run: Run, model: Any, wanted: int) -> int:
@@ -166,16 +166,6 @@ def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     world, loader, preprocess = run.world, run.data.loader, run.outputs.preprocess
     place = world.rank, world.world_size
     return captioned_samples(run.config.data, preprocess, most, *place, noise=loader.noise, source=loader.source)
-
-
-def start_bias(run: Run, batch: Batch) -> None:
-    """Set the bias by the first batch, and save it with the config."""
-    before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
-    set_bias(run, value)
-    what = "where the loss of the first batch is balanced; the weights had"
-    run.outputs.log.say(f"bias {value:.4g}, {what} {before:.4g}")
-    if run.world.is_first:
-        write_json(run.outputs.folder / "config.json", run.config.to_dict())
 
 
 @torch.no_grad()

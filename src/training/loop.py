@@ -17,10 +17,11 @@ from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import RECALL, Batch, Terms
 from prolip.utils.fields import AUTO
 from training.checkpoint.resume import save
+from training.checkpoint.run_dir import write_json
 from training.health.errors import NonFiniteError
 from training.health.log import Stopwatch, progress_line
 from training.health.signals import Stopped
-from training.hooks import fit_at_end, look_at_data, samples_to_fit, start_bias
+from training.hooks import balanced_bias, fit_at_end, look_at_data, samples_to_fit, set_bias
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
 from training.parallel import collect_objects, largest, seed_step, wait_for_all, whole_model
 from training.state import AVERAGES, DataState, Run, TrainState
@@ -29,7 +30,6 @@ from training.state import AVERAGES, DataState, Run, TrainState
 MIN_LOSS_SCALE = 1e-4
 
 
-# --- one step --------------------------------------------------------------------------------------------------------
 def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
     """Optimiser step `step` (from 0) on the local batch; returns its terms on the device.
 
@@ -76,7 +76,6 @@ def on_device(data: DataState, batch: Batch, step: int, device: torch.device) ->
     return batch
 
 
-# --- all steps -------------------------------------------------------------------------------------------------------
 def train(run: Run) -> None:
     """Steps, log, checkpoints and evaluations, from the run's position to its last step. Stopped: on request."""
     at, loader, watch = run.at, run.data.loader, Stopwatch(run.at.seconds)
@@ -89,7 +88,7 @@ def train(run: Run) -> None:
             few = f"{least} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
             run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
     elif not at.closed:  # it was stopped in the fit at the end
-        fit_or_stop(run, watch)
+        fit_at_end(run, partial(end_here, run, watch))
         checked_save(run, watch)
     if at.step:  # it may have been stopped before an evaluation
         evaluate_when_due(run, watch)
@@ -112,7 +111,7 @@ def train(run: Run) -> None:
             at.epoch += 1
             at.batch_in_epoch = 0
         if at.step == run.total_steps:
-            fit_or_stop(run, watch)  # before the last checkpoint, which then holds the fit
+            fit_at_end(run, partial(end_here, run, watch))  # before the last checkpoint, which then holds the fit
         if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
             checked_save(run, watch)
         evaluate_when_due(run, watch)
@@ -123,7 +122,12 @@ def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
     at, health, outputs = run.at, run.health, run.outputs
     batch = on_device(run.data, batch, at.step - 1, run.world.device)
     if run.config.model.init_logit_bias == AUTO:
-        start_bias(run, batch)
+        before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
+        set_bias(run, value)
+        said = f"bias {value:.4g}, where the loss of the first batch is balanced; the weights had {before:.4g}"
+        outputs.log.say(said)
+        if run.world.is_first:
+            write_json(outputs.folder / "config.json", run.config.to_dict())
     if run.trained.seeded:
         seed_step(run.config.run.seed, at.step - 1, run.world)
     health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
@@ -182,7 +186,6 @@ def warn_of_bad_steps(run: Run) -> None:
         )
 
 
-# --- checkpoints, stops ----------------------------------------------------------------------------------------------
 def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
     """Log and save where due by time, steps or samples; stop where any rank was asked to."""
     saves, lines, health = run.outputs.saves, run.outputs.lines, run.health
@@ -195,14 +198,6 @@ def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
     if saves.due(run.at.step, save_asked) and not saved_anyway:
         checked_save(run, watch)
-
-
-def fit_or_stop(run: Run, watch: Stopwatch) -> None:
-    """Let the method fit at the end of training; Stopped where any rank was asked to stop before that is done."""
-    stop = fit_at_end(run)
-    if stop:
-        end_here(run, watch, stop)
-    run.at.closed = True
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
@@ -226,7 +221,6 @@ def checked_save(run: Run, watch: Stopwatch) -> None:
     watch.pause(time.perf_counter() - start)
 
 
-# --- evaluations -----------------------------------------------------------------------------------------------------
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
     """Evaluate the model and its averaged twins where that is due and was not done at this step; Stopped between two
     test sets: the resumed run evaluates again.

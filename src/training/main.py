@@ -7,8 +7,10 @@ by a signal, 130 left at once by a second Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from prolip.utils import console
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
 from prolip.utils.threads import share_busy_cores
-from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
+from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, under_torchrun
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -30,6 +32,7 @@ ALTERNATIVES = (
     (("run", "epochs"), ("run", "max_steps"), ("run", "max_samples")),
     (("data", "batch_size"), ("run", "global_batch_size")),
 )
+PR_SET_PDEATHSIG = 1
 DESCRIPTION = """Train a probabilistic vision-language model.
 
   prolip train --config scripts/recipes/emoji-demo.yaml --name first
@@ -185,7 +188,10 @@ def script(arguments: Sequence[str] | None = None, prog: str = "training.main") 
     console.guard()
     share_busy_cores()
     STOP.install()
-    stop_with_launcher()
+    if under_torchrun() and sys.platform == "linux":
+        # SIGTERM to a rank, in a session of its own, should its torchrun die: else it would train on, and write into a
+        # folder that the next try has taken
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     sys.exit(main(arguments, prog))
 
 

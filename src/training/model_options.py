@@ -10,11 +10,9 @@ from prolip.methods.base import MAX_LOGIT_SCALE
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import FlagError, check_range, flag_of
 
-#: Default models, on a GPU and without one.
-BASE, SMALL = "ProLIP-ViT-B-16", "ProLIP-ViT-XS-16"
+BASE, SMALL = "ProLIP-ViT-B-16", "ProLIP-ViT-XS-16"  # default models, on a GPU and without one
 ResizeMode = Literal["shortest", "longest", "squash"]
-#: Fields whose names are keys of a model's configuration.
-KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
+KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")  # fields whose names are keys of a model's configuration
 
 #: The paper's augmentation, B.1, in OpenCLIP's names.
 AUGMENTATION = {
@@ -79,17 +77,12 @@ def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: d
 
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
     scale = None if wanted.init_logit_scale is None else math.log(wanted.init_logit_scale)
-    given = {name: getattr(wanted, name) for name in KEYS} | {"init_logit_scale": scale, "method_cfg": method}
+    names = (*KEYS, "pretrained", "force_image_size", "force_context_length", "image_resize_mode")
+    given = {name: getattr(wanted, name) for name in names} | {"init_logit_scale": scale, "method_cfg": method}
     given["mask_padding"] = wanted.mask_padding or None
     changes = {name: value for name, value in given.items() if value not in (None, AUTO)}
-    same = ("pretrained", "force_image_size", "force_context_length", "image_resize_mode")
     model, transform, preprocess = create_model_and_transforms(
-        wanted.model,
-        device=device,
-        load_weights=load_weights,
-        aug_cfg=augmentation,
-        **{name: getattr(wanted, name) for name in same},
-        **changes,
+        wanted.model, device=device, load_weights=load_weights, aug_cfg=augmentation, **changes
     )
     for name in changes.keys() & {"init_logit_scale", "init_logit_bias"}:  # whatever the weights have
         getattr(model, name.removeprefix("init_")).data.fill_(changes[name])

@@ -18,9 +18,7 @@ from training.config import OptimConfig
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimiser over the objective's trainable parameters, fused where torch offers it; hybrid ones (Muon) use
-    their AdamW part for parameters without weight decay. ValueError where it cannot be used.
-    """
+    """timm's optimiser over the objective's trainable parameters, fused where torch offers it."""
     groups = parameter_groups(objective, config)
     if not groups:
         raise ValueError("every parameter is frozen: leave one tower unlocked")
@@ -109,10 +107,9 @@ def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str
             found[tower] = stage = Stage(max(1, round(epochs * steps_per_epoch)), warmup)
             if sum(stage) >= total:
                 own = f" and --unfreeze-warmup-epochs {config.unfreeze_warmup_epochs:g}" if warmup else ""
-                raise FlagError(
-                    f"{flag_of(name)} {epochs:g}{own} do not end within the run's {total} steps, an epoch has "
-                    f"{steps_per_epoch}: give less of them, train longer, or freeze a tower by --lock-{tower}"
-                )
+                what = f"{flag_of(name)} {epochs:g}{own} do not end within the run's {total} steps"
+                remedy = f"give less of them, train longer, or freeze a tower by --lock-{tower}"
+                raise FlagError(f"{what}, an epoch has {steps_per_epoch}: {remedy}")
     return found
 
 

@@ -29,8 +29,7 @@ from prolip.utils.threads import raise_file_limit
 T = TypeVar("T")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
-# malloc.h of glibc
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # malloc.h of glibc
 GROWTH = 256 * 2**20
 
 
@@ -167,14 +166,13 @@ class StopConsensus:
     def _post(self, numbers: Tensor) -> tuple[Callable[[], Any], Tensor]:
         """Start the all-reduce: a function that waits for it, and the tensor of its result."""
         if self.world.device.type == "cpu":
-            work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True)
-            return work.wait, numbers
+            return dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True).wait, numbers
         there = numbers.pin_memory().to(self.world.device, non_blocking=True)
         dist.all_reduce(there, op=dist.ReduceOp.MAX)
         here = torch.empty_like(numbers, pin_memory=True).copy_(there, non_blocking=True)
-        behind = torch.cuda.Event()
-        behind.record()
-        return behind.synchronize, here
+        after = torch.cuda.Event()
+        after.record()
+        return after.synchronize, here
 
 
 def share_object(value: Any, world: World) -> Any:
@@ -281,9 +279,7 @@ def write_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory, where the C library is glibc: the kernel would clear the pages of each large block
-    again, 6 to 15% of a step on a CPU. Peak memory does not grow.
-    """
+    """Make glibc keep freed memory: the kernel would clear its pages again, 6 to 15% of a step on a CPU."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, another system

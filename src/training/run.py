@@ -139,27 +139,23 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     trained.network = parts.distribute(trained.objective, world, settings)
     by_samples = settings.save_every_samples and -(-settings.save_every_samples // global_batch)
     every_steps = min(filter(None, (settings.save_every_steps, by_samples)), default=0)
-    saves = Clock(every_steps=every_steps, every_seconds=60 * (settings.save_every_minutes or 0))
+    saves, lines = (
+        Clock(every_steps=every_steps, every_seconds=60 * (settings.save_every_minutes or 0)),
+        Clock(every_seconds=settings.log_every_seconds or 0),
+    )
     run = Run(
         config=config,
         world=world,
         trained=trained,
         data=DataState(
-            loader=loader,
-            augment=parts.build_augment(config, model, world.device, draws),
-            global_batch=global_batch,
-            token_augment=parts.build_token_augment(config, model, tokenizer, world.device, draws),
+            loader,
+            parts.build_augment(config, model, world.device, draws),
+            parts.build_token_augment(config, model, tokenizer, world.device, draws),
+            global_batch,
         ),
         health=build_health(config, world, trained.objective, (rows, steps)),
         evals=evals,
-        outputs=RunOutputs(
-            folder=folder,
-            log=RunLog(folder, world.is_first),
-            tokenizer=tokenizer,
-            preprocess=preprocess,
-            saves=saves,
-            lines=Clock(every_seconds=settings.log_every_seconds or 0),
-        ),
+        outputs=RunOutputs(folder, RunLog(folder, world.is_first), tokenizer, preprocess, saves, lines),
     )
     if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
         set_bias(run, config.model.init_logit_bias)
@@ -263,15 +259,10 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
         except NotImplementedError as error:
             if world.is_first:
                 print(f"the log has no mfu: {error}", flush=True)
-    return Health(
-        # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
-        meter=LossMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
-        stop=STOP,
-        consensus=ranks.StopConsensus(world),
-        watchdog=Watchdog(settings.stall_seconds, world.rank),
-        chance=ChanceWatch(rows, world.world_size, steps),
-        utilisation=utilisation,
-    )
+    # GradScaler meets infinite gradients by design and skips the step; everything else must be finite
+    meter = LossMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite)
+    dog, chance = Watchdog(settings.stall_seconds, world.rank), ChanceWatch(rows, world.world_size, steps)
+    return Health(meter, STOP, ranks.StopConsensus(world), dog, chance, utilisation)
 
 
 def summary(run: Run) -> str:

@@ -51,23 +51,27 @@ class TrainState:
     autocast: Autocast
     seeded: bool = True  # generators at every step; not after a checkpoint that holds their states
 
+    def swa_steps(self, step: int) -> list[int]:
+        """The steps whose weights SWA has averaged after `step`; none without it."""
+        average = self.averages.get("swa")
+        return average.taken(step) if isinstance(average, EpochAverage) else []
+
     def averaged(self, step: int) -> dict[str, nn.Module]:
         """Name -> averaged twin, of those that have averaged something after `step` steps."""
-        twins = self.averages.items()
-        return {name: x.module for name, x in twins if not isinstance(x, EpochAverage) or x.taken(step)}
+        return {name: x.module for name, x in self.averages.items() if name != "swa" or self.swa_steps(step)}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class DataState:
     """This rank's batches, and their augmentation on the device."""
 
     loader: Loader
     augment: DeviceTransform | None
+    token_augment: TokenAugment | None
     global_batch: int  # samples of all ranks in a step
-    token_augment: TokenAugment | None = None
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Health:
     """What watches over a run."""
 

@@ -110,7 +110,6 @@ class Cluster:
         self.daemons: dict[str, subprocess.Popen] = {}
 
     def start(self) -> None:
-        """All daemons, until all nodes are idle; without cgroups where they do not run."""
         for name in ("munge", "ctld", *(f"spool.{node}" for node in NODES)):
             (self.folder / name).mkdir(mode=0o711 if name == "munge" else 0o700)
         key = self.folder / "munge/key"
@@ -145,7 +144,6 @@ class Cluster:
         )
 
     def end(self, *names: str) -> None:
-        """Have daemons stop, and wait for them."""
         ending = [self.daemons.pop(name) for name in names if name in self.daemons]
         for daemon in ending:
             daemon.terminate()
@@ -161,7 +159,6 @@ class Cluster:
         return set(done.stdout.split())
 
     def write_configuration(self) -> None:
-        """slurm.conf, and cgroup.conf for version 1, which SLURM does not find by itself."""
         host, ports, at = socket.gethostname(), free_ports(1 + len(NODES)), self.folder
         (at / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n")
         settings = {

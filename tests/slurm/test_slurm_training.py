@@ -206,12 +206,3 @@ def test_a_job_can_be_stopped_for_good(cluster, folder, how):
     assert end["JobState"] == ("CANCELLED" if how == "cancelled" else "FAILED")
     assert status(folder / name)["state"] == "stopped"
     assert ("could not be requeued" in (folder / f"{job}.out").read_text()) == (how != "cancelled")
-
-
-@pytest.mark.slow
-def test_the_time_limit_stops_a_job_and_it_is_requeued(cluster, folder):
-    job = submit_stand_in(cluster, folder, "limit", "--time=00:01:00", "--signal=USR1@30")
-    wait_for("the second try", lambda: cluster.job(job)["Restarts"] == "1", 120)
-    assert "SIGUSR1" in (folder / f"{job}.out").read_text()
-    cluster.call("scancel", job)
-    cluster.wait_for_end(job, 60)

@@ -158,10 +158,9 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
         except FlagError as error:
             passed_over.append(str(error))
     if passed_over:
-        raise FlagError(
-            f"--resume {resume} found no checkpoint that can be loaded ({'; '.join(passed_over)}): instead of "
-            "--resume, --overwrite deletes the run and begins it again, another --name leaves it"
-        )
+        remedy = "instead of --resume, --overwrite deletes the run and begins it again, another --name leaves it"
+        why = "; ".join(passed_over)
+        raise FlagError(f"--resume {resume} found no checkpoint that can be loaded ({why}): {remedy}")
     if resume == "latest":
         raise FlagError(f"--resume {resume}: {storage.url} holds none: --resume auto begins at step 0")
     return None, []
@@ -251,10 +250,8 @@ def read_checkpoint(address: str | Path, world: World) -> dict[str, Any]:
 
 
 def load_shards(state: Any, place: str, patterns: Mapping[str, Any] | None = None, group: Any = None) -> Any:
-    """The state with the values of its shards in the folder `place`.
-
-    patterns: tensors by path, of which only this rank's shards are read; others are read whole. group: of all ranks,
-    which all must call this; without it, one process reads.
+    """The state with the values of its shards in `place`. patterns: tensors by path, of which only this rank's shards
+    are read. group: of all ranks, which all must call this; without it, one process reads.
     """
     found = {}
     for path, leaf in by_path(state).items():
@@ -333,10 +330,8 @@ class CheckpointWriter:
                 rank, (cause, _) = next(iter(error.failures.items()))
                 raise OSError(f"{shards_of(address)}, on rank {rank}: {type(cause).__name__}: {cause}") from error
             if self.is_first and (wrong := damage_of(self.storage, shards_of(name), contents=False)):
-                raise OSError(
-                    f"{wrong}: every rank writes there, so all machines have to see {self.storage.url}: give "
-                    "a --checkpoint-dir that they share"
-                )
+                what = f"{wrong}: every rank writes there, so all machines have to see {self.storage.url}"
+                raise OSError(f"{what}: give a --checkpoint-dir that they share")
         if not self.is_first:
             return
 

@@ -13,27 +13,17 @@ from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
+from training import parallel as ranks
 from training.checkpoint import run_dir
 from training.checkpoint.files import CheckpointWriter, Storage, by_path, list_steps, load_shards, shards_of
 from training.checkpoint.run_dir import SUPERSEDED, is_finished, rows_of, write_json
 from training.config import REDACTED, Config, changed
 from training.health.log import StepProfiler
-from training.optim import EpochAverage
-from training.parallel import (
-    PATIENCE,
-    collect_objects,
-    load_module,
-    load_optimizer,
-    share_object,
-    wait_for_all,
-    write_random_state,
-)
 from training.state import AVERAGES, Position, Run, TrainState
 
 #: Keys of a group of parameters that flags set; all others are the optimiser's own.
 SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momentum", "use_fallback")
-#: Settings of a run's place, which may change.
-PLACE = ("run.name", "run.output")
+PLACE = ("run.name", "run.output")  # settings of a run's place, which may change
 
 
 def save(run: Run) -> None:
@@ -44,8 +34,8 @@ def save(run: Run) -> None:
     with run.health.watchdog.pause():  # a slow store may outlast a collective's time-out
         if outputs.saver is not None:
             outputs.saver.settle()
-        wait_for_all(run.world)
-    states = collect_objects(run.data.loader.state_dict(), run.world)
+        ranks.wait_for_all(run.world)
+    states = ranks.collect_objects(run.data.loader.state_dict(), run.world)
     trained.seeded = True
     outputs.saves.restart(at.step)
     outputs.saved_step = at.step
@@ -61,7 +51,7 @@ def save(run: Run) -> None:
             **state,
             "memory": dict(trained.objective.pool_state),
             "draws": trained.objective.context.draws.version,
-            "swa_steps": averaged_steps(trained, at.step),
+            "swa_steps": trained.swa_steps(at.step),
             "scaler": trained.scaler.state_dict(),
             "data": join_states(states),
             "ranks": run.world.world_size,
@@ -84,10 +74,8 @@ def resume(run: Run, address: str, state: dict[str, Any]) -> None:
     differing = [name for name in hashes if name.startswith("data.") and hashes[name] != now.get(name)]
     if differing and not run.config.run.renewed_addresses:
         flags = " and ".join(flag_of(name.removeprefix("data.")) for name in differing)
-        raise FlagError(
-            f"{flags}: not the address of the checkpoint's run, its hash differs: give that "
-            "one again; if only login, signature or command is new, add --renewed-addresses"
-        )
+        remedy = "give that one again; if only login, signature or command is new, add --renewed-addresses"
+        raise FlagError(f"{flags}: not the address of the checkpoint's run, its hash differs: {remedy}")
     restore(run, state, shards_of(address))
     say = run.outputs.log.say
     say(f"going on from {address} at step {step}")
@@ -137,13 +125,13 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
     if run.config.model.init_logit_bias == AUTO:  # the first batch has set it
         run.config = changed(run.config, "model", init_logit_bias=state["config"]["model"].get("init_logit_bias"))
     run.data.loader.load_state_dict(state["data"])
-    load_module(trained.objective, state["objective"])
-    load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
+    ranks.load_module(trained.objective, state["objective"])
+    ranks.load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
     if state["scaler"] and trained.scaler.is_enabled():
         trained.scaler.load_state_dict(state["scaler"])
     trained.objective.pool_state = {name: value.clone() for name, value in state.get("memory", {}).items()}
     for name in trained.averaged(state["step"]):
-        load_module(trained.averages[name].module, state[name])
+        ranks.load_module(trained.averages[name].module, state[name])
     place = {name: state[name] for name in ("step", "epoch", "batch_in_epoch")}
     ended = state.get("closed", state["step"] == state["total_steps"])
     closed = ended and state["step"] == run.total_steps  # more steps, more to fit
@@ -154,13 +142,13 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
     saved_by = state.get("random", [])  # a checkpoint from before `seed_step`
     trained.seeded = len(saved_by) != world.world_size
     if not trained.seeded:
-        write_random_state(saved_by[world.rank], world.device)
-    ranks = state.get("ranks", len(saved_by))
-    if ranks != world.world_size:
+        ranks.write_random_state(saved_by[world.rank], world.device)
+    before = state.get("ranks", len(saved_by))
+    if before != world.world_size:
         was, now = state["data"]["streams"], run.data.loader.state_dict()["streams"]
         order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
         order = f"the data's order {order}, and dropout draws other random numbers"
-        run.outputs.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: {order}")
+        run.outputs.log.say(f"note: saved by {before} ranks, now {world.world_size}: {order}")
 
 
 def check_same_run(config: Config, trained: TrainState, global_batch: int, state: dict[str, Any]) -> None:
@@ -179,20 +167,17 @@ def check_same_run(config: Config, trained: TrainState, global_batch: int, state
     if bad > allowed:
         what = f"the checkpoint's run had {bad} steps that were not finite, this run allows {allowed}"
         raise FlagError(f"{what}, so no step would change its parameters: give --max-nonfinite {bad} or more")
-    wanted, held = averaged_steps(trained, step), state.get("swa_steps", [])
+    wanted, held = trained.swa_steps(step), state.get("swa_steps", [])
     if wanted and wanted != held:
-        raise FlagError(
-            f"at the checkpoint's step {step} SWA is to hold the weights of steps {shown(wanted)}, it holds "
-            f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
-        )
+        to_hold, holds = (", ".join(map(str, steps)) or "none" for steps in (wanted, held))
+        what = f"at the checkpoint's step {step} SWA is to hold the weights of steps {to_hold}, it holds {holds}"
+        raise FlagError(f"{what}: give the length and the --swa-epochs of its run, or leave --swa-epochs out")
     if lacking := [AVERAGES[name] for name in trained.averaged(step) if state.get(name) is None]:
         remedy = f"leave out {lacking[0]}, or begin a run of its own by another --name"
         raise FlagError(f"the checkpoint holds no averaged weights: {remedy}")
     if (version := state.get("draws", 1)) not in VERSIONS:
-        raise FlagError(
-            f"the checkpoint's random numbers are of version {version}, this code draws versions "
-            f"{shown(list(VERSIONS))}: resume with the code that wrote it"
-        )
+        what = f"the checkpoint's random numbers are of version {version}, this code draws versions"
+        raise FlagError(f"{what} {', '.join(map(str, VERSIONS))}: resume with the code that wrote it")
     where = "which stand in its run's config.json"
     states = state["objective"], trained.objective.state_dict()
     if found := differences(*({name: tuple(value.shape) for name, value in part.items()} for part in states)):
@@ -211,17 +196,6 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> str:
         return ""
     first = f"{names[0]} is {saved.get(names[0], 'not there')}, here {now.get(names[0], 'not there')}"
     return first + (f", and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def averaged_steps(trained: TrainState, step: int) -> list[int]:
-    """The steps whose weights SWA has averaged after `step`; none without it."""
-    average = trained.averages.get("swa")
-    return average.taken(step) if isinstance(average, EpochAverage) else []
-
-
-def shown(steps: list[int]) -> str:
-    """Steps for a person."""
-    return ", ".join(map(str, steps)) or "none"
 
 
 def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
@@ -270,16 +244,16 @@ def open_records(run: Run, storage: Storage) -> None:
             keep_every=settings.keep_every_steps,
             say=outputs.log.say,
             saved=lambda address, step: run_dir.write_status(outputs.folder, "running", step=step, checkpoint=address),
-            group=dist.new_group(backend="gloo", timeout=PATIENCE) if settings.fsdp else None,  # for its thread
+            group=dist.new_group(backend="gloo", timeout=ranks.PATIENCE) if settings.fsdp else None,  # for its thread
         )
-    run.evals.step = share_object(evaluated, world)
+    run.evals.step = ranks.share_object(evaluated, world)
     again = "eval" if begin == run.total_steps else None
     outputs.log.open(begin if settings.resume else None, again, settings.wandb_project)
     if settings.ledger:
         if world.is_first:  # also of ranks that are no more
             for path in (outputs.folder / "ledger").glob("rank_*.jsonl"):
                 run_dir.truncate_log(path, begin)
-        wait_for_all(world)
+        ranks.wait_for_all(world)
         outputs.ledger = run_dir.Ledger(outputs.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(outputs.folder, settings.profile, outputs.log.say)

@@ -21,8 +21,7 @@ from training.checkpoint.files import NAME, Storage, find_checkpoint, list_steps
 from training.config import RunConfig
 
 LOCK = ".lock"
-#: Prefix of later checkpoints of a run that resumed from an earlier one.
-SUPERSEDED = "superseded_"
+SUPERSEDED = "superseded_"  # prefix of later checkpoints of a run that resumed from an earlier one
 Choice = tuple[str | None, list[str]]
 #: Files and folders that a run writes.
 OURS = (
@@ -65,10 +64,9 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     goes_on = chosen[0] is not None and here[0] == here[1]
     begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
     if steps and not (goes_on or begun_anew):
-        raise FlagError(
-            f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
-            "(and --name), or go on with that run by --resume latest"
-        )
+        what = f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}"
+        remedy = "give another --checkpoint-dir (and --name), or go on with that run by --resume latest"
+        raise FlagError(f"{what}: {remedy}")
     for name in storage.names() if begun_anew else ():
         if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
             storage.delete(name)
@@ -123,10 +121,8 @@ def open_run_dir(folder: Path, overwrite: bool, resume: bool) -> None:
             or any(path.stat().st_size for path in folder.glob("ledger/*"))
             or (log.exists() and any(rows_of(log)))
         ):
-            raise FlagError(
-                f"{folder} already holds a run: give another --name, --resume auto to resume it, "
-                "or --overwrite to delete it and start again"
-            )
+            remedy = "give another --name, --resume auto to resume it, or --overwrite to delete it and start again"
+            raise FlagError(f"{folder} already holds a run: {remedy}")
     folder.mkdir(parents=True, exist_ok=True)
 
 

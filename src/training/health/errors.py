@@ -136,7 +136,20 @@ class LossMeter:
         for row, (step, keys) in zip(finite.tolist(), steps):
             if not all(row):
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
-        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
+
+        def describe(everywhere: list[dict]) -> list[str]:
+            """Of each bad step its terms, its ranks, and the first samples of each rank's batch."""
+            said = []
+            for step in sorted(set().union(*everywhere)):
+                met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
+                names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
+                ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
+                shown = [(", ".join(keys), total - len(keys)) for _, keys, total in met.values() if keys]
+                samples = "; ".join(keys + (f" and {more} more" if more else "") for keys, more in shown)
+                said.append(f"step {step}: {', '.join(names)} not finite {ranks}(samples {samples or 'unknown'})")
+            return said
+
+        reports = gathered(found, describe, world)
         self.bad_steps += len(reports)
         if self.bad_steps > self.allowed:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
@@ -158,13 +171,3 @@ class LossMeter:
             means /= world.world_size
         self.sums = self.counts = 0.0
         return dict(zip(names, means.tolist()))
-
-
-def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
-    """A bad step: its terms, ranks, and the first samples of each rank's batch."""
-    met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
-    names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
-    ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
-    shown = [(", ".join(keys), total - len(keys)) for _, keys, total in met.values() if keys]
-    samples = [keys + (f" and {more} more" if more else "") for keys, more in shown]
-    return f"step {step}: {', '.join(names)} not finite {ranks}(samples {'; '.join(samples) or 'unknown'})"

@@ -25,8 +25,7 @@ T = TypeVar("T")
 #: No terms of the loss in the progress line.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", RECALL)
 NO_TERM_OF = "grad_norm_"
-#: Steps before the trace of --profile, which leaves out compilation, allocation and full queues.
-SETTLE, WARMUP = 5, 3
+SETTLE, WARMUP = 5, 3  # steps before the trace of --profile, which leaves out compilation, allocation and full queues
 PROFILE_ROWS = 15
 
 
@@ -104,51 +103,41 @@ class RunLog:
             print(scrub(text), file=self.stream, flush=True)
 
     def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
-        """Write one object to metrics.jsonl, and a point per number, also of counts by kind, to TensorBoard."""
+        """Write one object to metrics.jsonl, and a point per number, also of counts by kind, to TensorBoard and W&B."""
         if self.file is None:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with self.kept_going("metrics.jsonl", step):
             self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        counts = {k: v for k, v in values.items() if isinstance(v, Mapping)}
+        flat = {f"{kind}/{name}": value for name, value in values.items() if name not in counts}
+        flat |= {f"{kind}/{name}/{part}": n for name, of in counts.items() for part, n in of.items()}
         if self.board is not None:
             with self.kept_going("TensorBoard", step):
-                for name, value in flattened(values):
+                for name, value in flat.items():
                     if isinstance(value, (int, float)):
-                        self.board.add_scalar(f"{kind}/{name}", value, step)
+                        self.board.add_scalar(name, value, step)
             if "TensorBoard" in self.failing:  # its thread has ended: it begins again with the next try of the run
                 self.board = None
         if self.wandb is not None:
             with self.kept_going("W&B", step):
-                self.wandb.log({f"{kind}/{name}": value for name, value in flattened(finite)}, step=step)
+                self.wandb.log(flat, step=step)
 
     @contextlib.contextmanager
     def kept_going(self, place: str, step: int) -> Iterator[None]:
-        """Report what cannot be written, when it begins and when it is over; the run goes on."""
+        """Report once what cannot be written; the run goes on."""
         try:
             yield
         except Exception as error:  # W&B and TensorBoard have exceptions of many kinds
             if place not in self.failing:
                 self.say(f"warning: the metrics of step {step} were NOT logged, the run goes on: {error} ({place})")
             self.failing.add(place)
-        else:
-            if place in self.failing:
-                self.failing.remove(place)
-                self.say(f"note: {place} takes metrics again from step {step} on")
 
     def close(self) -> None:
         if self.file is not None:
             for part, end in ((self.file, "close"), (self.board, "close"), (self.wandb, "finish")):
                 with contextlib.suppress(Exception):  # reported before, or None
                     getattr(part, end)()
-
-
-def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, value), and (name/kind, value) of counts by kind."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{kind}", part) for kind, part in value.items())
-        else:
-            yield name, value
 
 
 def progress_line(
@@ -159,9 +148,8 @@ def progress_line(
     statistics: Sequence[str] = (),
     candidates: int = 1,
 ) -> str:
-    """One line: step | loss and its terms | R@1 among `candidates` | `statistics`, which are no terms | rates.
-
-    at: step, all steps, epoch. Names with a common first word share it: `vib image 4.5 text 4.4`.
+    """One line: step | loss and its terms | R@1 among `candidates` | `statistics` | rates. at: step, all steps, epoch.
+    Names with a common first word share it: `vib image 4.5 text 4.4`.
     """
 
     def grouped(wanted: Callable[[str], bool]) -> str:
@@ -237,16 +225,21 @@ class StepProfiler(profile):
     """
 
     def __init__(self, folder: Path, steps: int, say: Callable[[str], None]):
-        self.path, self.say, self.steps = folder / "profile/rank_0.json", say, steps
+        self.path, self.say = folder / "profile/rank_0.json", say
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self.sort = "self_cuda_time_total" if on_device else "self_cpu_time_total"
-        super().__init__(
-            activities=[ProfilerActivity.CPU, *on_device],
-            schedule=schedule(wait=SETTLE, warmup=WARMUP, active=steps, repeat=1),
-            on_trace_ready=self._leave,
-            profile_memory=True,
-        )
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        when = schedule(wait=SETTLE, warmup=WARMUP, active=steps, repeat=1)
+
+        def leave(trace: profile) -> None:
+            try:
+                trace.export_chrome_trace(str(self.path))
+            except Exception as error:  # torch says by many kinds that a file cannot be written
+                say(f"warning: {self.path} was NOT written, the run goes on: {error}")
+            sort = f"self_{'cuda' if len(kinds) > 1 else 'cpu'}_time_total"
+            table = trace.key_averages().table(sort_by=sort, row_limit=PROFILE_ROWS, max_name_column_width=60)
+            say(f"profile of {steps} steps: {self.path}\n{table}")
+
+        super().__init__(activities=kinds, schedule=when, on_trace_ready=leave, profile_memory=True)
         self.start()
 
     def close(self) -> None:
@@ -254,11 +247,3 @@ class StepProfiler(profile):
         self.stop()
         if not self.path.exists():
             self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
-
-    def _leave(self, trace: profile) -> None:
-        try:
-            trace.export_chrome_trace(str(self.path))
-        except Exception as error:  # torch says by many kinds that a file cannot be written
-            self.say(f"warning: {self.path} was NOT written, the run goes on: {error}")
-        table = trace.key_averages().table(sort_by=self.sort, row_limit=PROFILE_ROWS, max_name_column_width=60)
-        self.say(f"profile of {self.steps} steps: {self.path}\n{table}")

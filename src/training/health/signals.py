@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -19,8 +18,7 @@ from prolip.utils.console import EXIT_INTERRUPTED, say
 
 #: Sent by SLURM and torchrun before they kill, by Ctrl-C, and by a terminal that closes.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-#: Exit code of a run that stopped on request and can be resumed: EX_TEMPFAIL of sysexits.h.
-EXIT_STOPPED = 75
+EXIT_STOPPED = 75  # exit code of a run that stopped on request and can be resumed: EX_TEMPFAIL of sysexits.h
 #: Seconds within which a second SIGINT is the first one: some launchers send it to a process and to its group.
 SAME = 0.5
 #: True of any run at any moment, while `latest` is refused where there is no checkpoint.
@@ -81,19 +79,10 @@ class StopSignal:
 
 
 STOP = StopSignal()  # the one of this process
-PR_SET_PDEATHSIG = 1
 
 
 def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def stop_with_launcher() -> None:
-    """Have the kernel send SIGTERM to this rank should its torchrun die (Linux): else a rank, in a session of its own,
-    would train on and write into a folder that the next try has taken.
-    """
-    if under_torchrun() and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Watchdog:

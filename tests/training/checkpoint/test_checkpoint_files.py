@@ -21,7 +21,7 @@ from training.checkpoint.files import (
     load_checkpoint,
     obsolete,
 )
-from training.checkpoint.run_dir import lock_run_dir, open_run_dir, write_json
+from training.checkpoint.run_dir import lock_run_dir, write_json
 
 
 def state(step: int) -> dict:
@@ -180,15 +180,6 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "step_1.pt").write_bytes(b"damaged")
     with pytest.raises(FlagError, match="no checkpoint that can be loaded .*step_1.pt.*instead of --resume, --over"):
         find_checkpoint("auto", storage)
-
-
-def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
-    folder = tmp_path / "run"
-    open_run_dir(folder, overwrite=False, resume=False)
-    save(folder / "checkpoints", 1)
-    with pytest.raises(FlagError, match="already holds a run.*--name.*--resume auto.*--overwrite"):
-        open_run_dir(folder, overwrite=False, resume=False)
-    open_run_dir(folder, overwrite=False, resume=True)
 
 
 def test_a_folder_that_another_process_writes_is_waited_for_then_refused(tmp_path):

@@ -17,7 +17,7 @@ from training_runs import batches, make, metrics, words
 
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import Storage, list_steps, load_checkpoint
-from training.checkpoint.resume import fit_optimizer, restore, save
+from training.checkpoint.resume import restore, save
 from training.checkpoint.run_dir import claim, lock_run_dir
 from training.config import RunConfig
 from training.health.errors import NonFiniteError
@@ -284,21 +284,3 @@ def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds
     assert not run.trained.seeded  # it goes through the steps
     run.world = World()
     assert "random" not in state_of(run) and run.trained.seeded  # as in a run that resumes from this one
-
-
-def test_moments_go_by_name_and_settings_by_the_run():
-    saved = {
-        "state": {0: "a", 2: "c"},
-        "param_groups": [  # y has had no gradient so far
-            {"params": [0, 1], "names": ["x", "y"], "weight_decay": 0.1, "k": 5},
-            {"params": [2], "names": ["z"], "k": 6},
-        ],
-    }
-    groups = [{"params": ["Z", "X"], "names": ["z", "x"], "weight_decay": 0.3}, {"params": ["Y"], "names": ["y"]}]
-    assert fit_optimizer(saved, groups) == {
-        "state": {0: "c", 1: "a"},
-        "param_groups": [
-            {"params": [0, 1], "names": ["z", "x"], "weight_decay": 0.3, "k": 6},
-            {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5},
-        ],
-    }

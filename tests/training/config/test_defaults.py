@@ -12,10 +12,9 @@ import torch
 import prolip
 from prolip.data.config import fitting_batch
 from prolip.models.checkpoint import save_pretrained
-from prolip.utils.flags import FlagError
-from training.config import OptimConfig, build_config
+from training.config import build_config
 from training.defaults import settle, settle_model
-from training.main import main, parse
+from training.main import main
 from training.parallel import World
 
 
@@ -76,15 +75,6 @@ def test_a_run_without_a_length_takes_300_steps_or_32_epochs(steps_per_epoch, ep
 @pytest.mark.parametrize(("warmup", "steps"), [("5%", 10), ("2.5%", 5), ("0%", 0), (30, 30)])
 def test_a_warm_up_is_a_share_of_the_run_or_steps(warmup, steps):
     assert settle(config(run={"max_steps": 200}, optim={"warmup": warmup}), 10, 8, 1).optim.warmup == steps
-
-
-def test_a_warm_up_that_is_none_is_refused(capsys):
-    with pytest.raises(FlagError, match="--warmup 100%: give a share below 100%, such as 5%, or steps"):
-        OptimConfig(warmup="100%")
-    with pytest.raises(FlagError, match="invalid int value: '5 percent'"):
-        parse(["--warmup", "5 percent"])
-    with pytest.raises(FlagError, match="optim.warmup is 'many', a str: give a int"):
-        config(optim={"warmup": "many"})
 
 
 def test_without_a_gpu_the_model_is_the_small_one_and_one_line_says_so(capsys):

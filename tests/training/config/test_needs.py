@@ -19,8 +19,6 @@ from training.main import build_parser, main
 from training.parallel import World
 from training.run import build
 
-SHARD = "data/emoji/emojione.tar"
-
 
 @dataclass(kw_only=True)
 class ToyConfig:
@@ -60,14 +58,13 @@ def toy(monkeypatch):
     monkeypatch.setattr("prolip.methods.further_methods", lambda: own)
 
 
-def make(tmp_path, data=None, **objective):
-    synthetic = {"dataset_type": "synthetic", "train_num_samples": 24}
+def make(tmp_path, **objective):
     config = build_config(
         "toy",
         {
             "model": {"model": "ProLIP-ViT-test"},
             "optim": {"warmup": 0},
-            "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
+            "data": {"batch_size": 8, "workers": 0, "dataset_type": "synthetic", "train_num_samples": 24},
             "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5},
             "objective": objective,
         },
@@ -80,6 +77,10 @@ def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions)
     run = make(tmp_path, wanted=captions)
     batch = next(iter(run.data.loader))
     assert batch["text"].shape[:-1] == ((8,) if captions == 1 else (8, captions))
+    assert run.config.data.captions == captions and "captions" not in run.config.to_dict()["data"]
+    assert not {"--captions", "--known-matches", "--teacher-model"} & set(build_parser("toy").flags())
+    context = run.trained.objective.context
+    assert (context.seed, context.rank, context.world_size, context.total_steps) == (5, 0, 1, 3)
     train(run)
     run.outputs.log.close()
 
@@ -96,19 +97,6 @@ def test_a_teacher_reaches_the_objective_frozen_and_is_no_part_of_it(toy, tmp_pa
     train(run)
     run.outputs.log.close()
     assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
-
-
-def test_an_objective_knows_its_place_its_length_and_its_tokenizer(toy, tmp_path):
-    context = make(tmp_path, data={"train_data": SHARD}).trained.objective.context
-    assert (context.seed, context.rank, context.world_size, context.total_steps) == (5, 0, 1, 3)
-    assert context.tokenizer(["a cat"]).shape[0] == 1 and context.teacher is None
-
-
-def test_what_follows_from_a_method_is_neither_a_flag_nor_saved(toy, tmp_path):
-    run = make(tmp_path, wanted=2)
-    assert run.config.data.captions == 2 and "captions" not in run.config.to_dict()["data"]
-    assert not {"--captions", "--known-matches", "--teacher-model"} & set(build_parser("toy").flags())
-    assert {"--wanted", "--teacher"} <= set(build_parser("toy").flags())
 
 
 def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):

@@ -27,13 +27,10 @@ def without_traces(metrics: dict) -> bool:
     )
 
 
-def test_the_evaluation_of_training_ranks_by_mean_and_reports_no_trace(run):
+def test_evaluations_rank_by_mean_and_report_no_trace(run, tmp_path, capsys):
     figures = json.loads((run / "eval.json").read_text())
     assert without_traces(figures) and "names/i2t/R@1" in figures
     assert json.loads((run / "eval/metrics.json").read_text())["info"]["similarity"] == "mean"
-
-
-def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, capsys):
     result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--output", str(tmp_path / "eval")])
     said = capsys.readouterr().out
     assert result.similarity == "mean" and without_traces(result.metrics)

@@ -21,7 +21,7 @@ from prolip.evaluation.tasks import TASKS
 from prolip.utils.flags import FlagError
 from training.config import ValidationConfig
 from training.evaluate import check_metric, keep_best, open_validation
-from training.main import main, parse
+from training.main import parse
 from training.parallel import World
 
 STEPS = 4
@@ -149,22 +149,6 @@ def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets,
             assert two[2][name] == pytest.approx(value, abs=0.03), name
     assert forked.out.count("step 4: imagenet acc1") == 1
     assert (tmp_path / "two" / "best" / "best.json").exists()
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--imagenet-val", "nowhere"], "no image folder nowhere"),
-        (["--val-data", "wds:nowhere"], "no test set at nowhere"),
-        (["--val-data", "imagenett:x"], "did you mean imagenet:FOLDER"),
-        (["--val-every-steps", "5"], "--val-every-steps without anything to evaluate on"),
-        (["--imagenet-v2", "x"], "use --val-data wds:FOLDER"),
-    ],
-)
-def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, capsys, words, message):
-    assert main([*TINY, "--output", str(tmp_path), "--name", "no", "--max-steps", "3", *words]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
 
 
 def make(sets: dict[str, str], *words: str):

@@ -103,7 +103,6 @@ def test_ranks_find_the_bias_of_one_process(ranks=3):
     assert found[0] == pytest.approx({case: best_bias(case) for case in SETTINGS}, abs=1e-3)
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
 def saved(folder, name="run") -> float | None:
     return json.loads((folder / name / "config.json").read_text())["model"]["init_logit_bias"]
 

@@ -94,15 +94,6 @@ def test_the_progress_line_holds_what_a_person_looks_for():
     assert "\n" not in line
 
 
-def test_other_ranks_write_nothing(tmp_path):
-    stream = io.StringIO()
-    log = RunLog(tmp_path, is_first=False, stream=stream)
-    log.say("hello")
-    log.metrics(1, {"loss": 1.0})
-    log.close()
-    assert stream.getvalue() == "" and not list(tmp_path.iterdir())
-
-
 def points(folder) -> dict[str, list[tuple[int, float]]]:
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()

@@ -331,15 +331,6 @@ def test_another_image_size_gives_what_openclip_gives(root, name):
         torch.testing.assert_close(ours.encode_image(images).mean, theirs.encode_image(images, normalize=True))
 
 
-def test_a_context_beyond_learnt_positions_is_refused(root):
-    with pytest.raises(ValueError, match="context_length is 513, and the text tower has 512 positions"):
-        model_of(root, "roberta-ViT-B-32", force_context_length=513)
-    longer = model_of(root, "roberta-ViT-B-32", force_context_length=512)
-    texts = torch.full((1, 512), 7)
-    assert longer.encode_text(texts).mean.isfinite().all()
-    assert model_of(root, "nllb-clip-base", force_context_length=1100).context_length == 1100
-
-
 RUNS = ("ViT-B-16-SigLIP2", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
 
 

@@ -18,7 +18,6 @@ from training.parallel import (
     collect_rows,
     from_first,
     gathered,
-    process_group,
     read_environment,
 )
 
@@ -177,24 +176,3 @@ def test_rows_come_to_the_first_rank_alone_in_the_order_of_the_ranks():
     assert all(rows.shape == (0, 2) for _, rows in found[1:])
     own = rows_of(1)
     assert collect_rows(own, [], World()) is own and gathered(3, sum, World()) == 3
-
-
-def test_files_may_be_many_before_the_first_group_is_made(monkeypatch):
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for name, value in (WHOLE | {"RANK": "0", "WORLD_SIZE": "2"}).items():
-        monkeypatch.setenv(name, value)
-    limits = []
-
-    def note(*_, **__):
-        limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-    for name in ("init_process_group", "new_group", "destroy_process_group"):
-        monkeypatch.setattr(torch.distributed, name, note)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-    try:
-        with process_group("cpu") as world:
-            assert world.world_size == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert limits[0] == hard

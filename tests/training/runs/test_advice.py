@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from training_runs import words
 
-from training.checkpoint.files import list_steps
+from training.checkpoint.files import Storage, list_steps
 from training.checkpoint.run_dir import write_status
-from training.checkpoint.files import Storage
 from training.health.errors import explain
 from training.main import main
 

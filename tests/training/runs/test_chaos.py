@@ -18,11 +18,9 @@ from safetensors.torch import load_file
 
 from drawings import SHARDS
 from forked import until
-from training.checkpoint.files import check_checkpoint, list_steps
+from training.checkpoint.files import Storage, check_checkpoint, list_steps
 from training.checkpoint.run_dir import lock_run_dir
-from training.checkpoint.files import Storage
 
-ROOT = Path(__file__).parents[3]
 WORDS = shlex.split(
     f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
     "--device cpu --batch-size 8 --workers 1 --warmup 5 --init-logit-bias -2.8 --log-every-n-steps 1 "

@@ -16,8 +16,7 @@ import training.loop
 import training.run
 from drawings import VALIDATION
 from prolip.models.checkpoint import save_pretrained
-from training.checkpoint.files import list_steps, load_checkpoint
-from training.checkpoint.files import Storage
+from training.checkpoint.files import Storage, list_steps, load_checkpoint
 from training.config import build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main

@@ -70,7 +70,6 @@ def test_a_run_that_has_ended_and_lost_its_model_writes_it_again(forked, runs, w
     assert forked.run(*words(runs, "lost", "--resume", "latest")) == 2 and "the run has ended" in forked.err
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
 STREAMS = ["closed", "/dev/full", "head:1", "head:700"]
 PAIRS = [("/dev/full", ""), ("head:1", "closed")]
 NONE = [("closed", "same")]  # a shell refuses `>&- 2>&1`
@@ -89,7 +88,6 @@ def test_a_run_whose_output_dies_ends_as_an_undisturbed_one(forked, runs, whole,
         assert reported in forked.err and reported in status(run)["lost_output"]["stdout"]
 
 
-# --- signals ---------------------------------------------------------------------------------------------------------
 SENT = ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
 
@@ -169,7 +167,6 @@ def test_a_try_that_was_killed_is_noted_by_the_next_one_though_that_is_refused(f
     assert status(run)["state"] == "failed" and status(run)["checkpoint"] is None
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "number, cause, remedy",
     [
@@ -188,23 +185,4 @@ def test_a_killed_worker_is_reported_in_a_line_and_its_advice_goes_on(forked, ru
     assert line.startswith("error: a worker of the data loader (process ") and cause in line and remedy in line
     assert status(run)["state"] == "failed" and cause in status(run)["reason"]
     assert forked.run(*words(runs, run.name, "--prefetch", 1, "--resume", "auto")) == 0, forked.err
-    assert_same(run, whole)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm takes root, to mount one")
-def test_a_full_dev_shm_is_reported_in_a_line_and_loses_no_batch_in_silence(forked, runs, whole):
-    """Python's queue drops what its thread cannot hand on, and the run would wait for it, or go on without."""
-    before = """
-import ctypes, subprocess
-mounts = ["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=450k", "none", "/dev/shm"]
-if ctypes.CDLL(None).unshare(0x20000) or any(subprocess.run(["mount", *words]).returncode for words in mounts):
-    os._exit(99)
-"""
-    run = runs / "shm"
-    code = forked.run(*words(runs, run.name, "--prefetch", 6), before=before)
-    if code == 99:
-        pytest.skip("no file system may be mounted here")
-    assert code == 2 and forked.err.count("\n") == 1, forked.err
-    assert "unable to allocate shared memory" in forked.err and "--shm-size" in forked.err
-    assert forked.run(*words(runs, run.name, "--prefetch", 1, "--resume", "auto"), before=before) == 0, forked.err
     assert_same(run, whole)
