@@ -171,19 +171,6 @@ def test_each_exchange_holds_what_the_planner_says(monkeypatch, exchange, block)
         assert measured == pytest.approx(planned, rel=LOSS_TOLERANCE)
 
 
-@needs_triton
-@pytest.mark.parametrize("local, block", [(256, 64), (256, 256)])
-def test_the_loss_of_one_process_holds_what_the_planner_says(monkeypatch, local, block):
-    monkeypatch.setattr("prolip.plan.models.default_block", lambda *_: block)
-    assert loss_peak(0, local, 96, block) == pytest.approx(loss_space(local, 96, 1), rel=LOSS_TOLERANCE)
-
-
-def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_gathered_texts_does():
-    assert loss_space(64, 768, 8) == loss_space(64, 768, 4096)
-    few, many = (loss_space(64, 768, ranks, exchange="gather") for ranks in (8, 4096))
-    assert many > gathered_bytes(64, 768, 4096) == 512 * gathered_bytes(64, 768, 8) > 300 * few
-
-
 @pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 262144), (4096, 524288)])
 def test_texts_are_gathered_where_they_fit_as_in_training(gpus, batch):
     config, model = PlanConfig(gpus=[gpus], global_batch_size=batch), count_of_run("ProLIP-ViT-test", "prolip", 8)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from prolip.data.config import DataConfig
-from prolip.data.order import Cursor
 from prolip.plan.config import PlanConfig
 from prolip.plan.models import build_cluster, count_of_run
 from prolip.plan.phases import (
-    BUFFER,
     MOST_STEPS,
-    PLACE,
-    ROUND,
     failures,
     known_to_all,
     load,
     phases,
     read_seconds,
-    save,
     start,
 )
 from training.parallel import StopConsensus, World
@@ -58,28 +51,10 @@ def test_a_start_by_hand():
     assert found["first samples"] == pytest.approx(0.15 + 1001 * 40e3 / share + 1 / 250)
 
 
-def test_ddp_alone_sends_the_model_and_one_rank_sends_nothing():
-    model = count_of_run(NAME, "prolip", 16)
-    drawn = 197_923_586 * 7e-9
-    assert start(model, *setting(32, fsdp=True))["model"] == pytest.approx(drawn)
-    assert start(model, *setting(1))["model"] == pytest.approx(drawn)
-    assert start(model, *setting(32))["model"] > drawn
-
-
-def test_the_shuffle_buffer_is_the_loaders():
-    assert DataConfig.__dataclass_fields__["shuffle_buffer"].default == BUFFER
-
-
 def test_streams_read_at_their_own_rate_until_the_store_is_shared_by_too_many():
     assert read_seconds(1000, *setting(8, store_gbs=50.0)) == pytest.approx(1000 * 40e3 / 60e6)
     assert read_seconds(1000, *setting(8)) == pytest.approx(1000 * 40e3 / (5e9 / 128))
     assert read_seconds(1000, *setting(4096)) == pytest.approx(1000 * 40e3 / (200e9 / 65_536))
-
-
-def test_the_place_of_a_loader_process_takes_some_hundred_bytes():
-    """Of a stream that has been in 20 shards."""
-    places = {stream: vars(Cursor(drawn=195_000 + stream, shards=[10_000] * 20)) for stream in range(16)}
-    assert len(pickle.dumps(places)) / 16 == pytest.approx(PLACE, rel=0.5)
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
@@ -114,25 +89,7 @@ def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch,
     assert latest * step <= known_to_all(step)
 
 
-def test_rounds_are_those_of_training():
-    assert (StopConsensus.SECONDS, StopConsensus.MOST) == (ROUND, MOST_STEPS)
-
-
-def test_a_stop_is_half_a_second_or_two_steps_then_a_checkpoint():
-    assert [known_to_all(step) for step in (0.001, 0.05, 0.25, 4.0)] == pytest.approx([0.2, 0.5, 0.5, 8.0])
-    rows = table(32, step=4.0)
-    assert rows["stop"] == pytest.approx(8 + rows["save, step stands still"] + rows["save, written meanwhile"])
-
-
 # --- save, load -------------------------------------------------------------------------------------------------------
-def test_fsdp_copies_a_shard_each_and_writes_by_all_nodes_as_fast_as_the_store_takes():
-    (few, slow), (many, fast) = (save(SAVED, *setting(gpus, fsdp=True)) for gpus in (32, 4096))
-    assert slow == pytest.approx(SAVED / (4 * 2e9))
-    assert fast == pytest.approx(SAVED / 200e9)  # 512 nodes would write 1,024 GB/s
-    assert save(SAVED, *setting(4096, fsdp=True, store_total_gbs=1e6))[1] == pytest.approx(SAVED / (512 * 2e9))
-    assert few == pytest.approx(SAVED / 32 / 20e9 + 31 * (40e-6 + 1600 / 1e9))
-    assert many == pytest.approx(SAVED / 4096 / 20e9 + 4095 * (40e-6 + 1600 / 1e9))
-    assert save(SAVED, *setting(8, fsdp=True))[1] == save(SAVED, *setting(8))[1]  # one node writes either
 
 
 def test_every_node_reads_the_checkpoint_of_ddp_and_its_part_of_that_of_fsdp():
@@ -143,13 +100,6 @@ def test_every_node_reads_the_checkpoint_of_ddp_and_its_part_of_that_of_fsdp():
     few, many = (load(SAVED, *setting(gpus, fsdp=True)) for gpus in (32, 4096))
     assert few["read and copied"] == pytest.approx(SAVED / 4 / 5e9 + copied / 32)
     assert many["read and copied"] == pytest.approx(SAVED / 200e9 + copied / 4096)
-
-
-def test_what_is_read_again_by_hand():
-    """512 buffers of 5,000 samples reach 73,778 samples back; of a billion, 65,536 streams have 15,259 each."""
-    few, many = (load(SAVED, *setting(gpus, dataset_samples=1e9))["shards read again"] for gpus in (32, 4096))
-    assert few == pytest.approx((73_778 + 20_000) * 40e3 / (5e9 / 128), rel=1e-4)
-    assert many == pytest.approx((15_259 + 10_000) * 40e3 / (200e9 / 65_536), rel=1e-4)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

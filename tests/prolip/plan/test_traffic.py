@@ -20,7 +20,7 @@ from prolip.losses.exchanges import GRADIENT_TAG, TEXT_TAG, row_width, score_gat
 from prolip.losses.pairs import Columns, WantedGradients, finish, zero_rows
 from prolip.plan.config import PlanConfig
 from prolip.plan.models import build_cluster, count_of_run
-from prolip.plan.phases import BLOCK_KERNELS, LAUNCH, pairs, scoring, step_times
+from prolip.plan.phases import pairs, step_times
 
 LOCAL, DIM = 6, 10
 ALL = WantedGradients(*[True] * len(WantedGradients._fields))
@@ -169,39 +169,6 @@ def test_bytes_of_gathered_texts_are_those_that_the_collectives_get(real_gathere
     # Rows are padded for alignment, those of the ring are not.
     by_ring = ring(LOCAL, DIM, cluster(size))
     assert 2 * planned.message_bytes * (DIM + 1) == by_ring.messages * by_ring.message_bytes * row_width(DIM)
-
-
-def test_gathered_texts_start_as_many_kernels_whatever_the_number_of_ranks(real_gathered):
-    counts = [real_gathered[0][size][2] for size in WORLDS]
-    assert counts[0] == counts[1] == counts[2]
-    # gloo copies once within its reduce-scatter.
-    assert counts[0] - 1 == pytest.approx(BLOCK_KERNELS, abs=2)
-    blocks = [gather(16, 768, cluster(gpus)).blocks for gpus in (8, 1024)]
-    assert blocks == [1, 1] and ring(16, 768, cluster(1024)).blocks == 1024
-    assert ring(16, 768, cluster(1024)).scoring == 1024 * BLOCK_KERNELS * LAUNCH
-
-
-def test_collectives_are_exposed_and_take_a_hop_for_every_rank():
-    found = gather(16, 768, cluster(1024))
-    assert found.seconds - found.exposed == pytest.approx(found.scoring)
-    hops = 127 * 14e-6 + 896 * 3.4e-6
-    assert found.exposed == pytest.approx(2 * (found.message_bytes / 320e9 + 20e-6 + hops))
-
-
-def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for_many():
-    found = cluster(1)
-    assert scoring(64, 64, 768, found)[0] == BLOCK_KERNELS * LAUNCH
-    pairs = 4096 * 4096
-    products = 3 * 2 * pairs * 768 / (0.65 * 67e12)
-    memory = (pairs * 5 + 5 * 4096 * 768) * 4 / 3350e9
-    assert scoring(4096, 4096, 768, found)[0] == pytest.approx(products + memory)
-
-
-def test_one_gpu_sends_nothing():
-    found = ring(512, 768, cluster(1))
-    assert (found.messages, found.exposed) == (0, 0.0)
-    model = count_of_run("ProLIP-ViT-test", "prolip", 64)
-    assert step_times(model, PlanConfig(global_batch_size=64, gpus=[1]), cluster(1), 1e12).reduce == 0
 
 
 def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():

@@ -168,11 +168,6 @@ def test_styles_are_taken_off_names_and_meaning_is_not(icons, concepts):
     assert concepts["account off"] != concepts["account"]
 
 
-def test_a_brand_is_a_logo_in_every_set_and_never_the_fruit(icons, concepts):
-    assert {i.package for i in icons if i.name == "apple logo"} == {"tabler", "mdi", "phosphor"}
-    assert (concepts["apple logo"].group, concepts["apple"].group) == ("brands", "food drink")
-
-
 def name_of(row: tuple | str) -> str:
     """An icon's name without its set."""
     return (row if isinstance(row, str) else row[0])[2:]
@@ -275,16 +270,6 @@ def test_shards_that_the_build_does_not_write_are_refused(packages, tmp_path, ca
     assert f"{out} holds mdi.tar, not written by this build" in said and said.count("\n") == 1
     assert [path.name for path in out.glob("*.tar*")] == ["mdi.tar"] and (out / "mdi.tar").read_bytes() == before
     assert build(packages, out) == 0  # all styles: it is written anew
-
-
-def test_check_passes_on_equal_shards_and_fails_on_lost_ones(packages, tmp_path, capsys):
-    build(packages, tmp_path / "a")
-    check = ["--packages", str(packages), "--jobs", "1", "--check", str(tmp_path / "a")]
-    assert builder.main(check) == 0
-    assert "check mdi.tar: 7 samples, differ: 0 txt, 0 json, 0 webp, the files are equal" in capsys.readouterr().out
-    (tmp_path / "a/mdi.tar").unlink()
-    assert builder.main(check) == 1
-    assert "mdi.tar does not exist" in capsys.readouterr().out
 
 
 def test_a_tarball_with_another_checksum_is_refused(packages, tmp_path, capsys):
