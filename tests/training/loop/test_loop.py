@@ -18,6 +18,7 @@ from prolip.flops import count_flops
 from training.health.errors import LossMeter, NonFiniteError
 from training.loop import on_device, train
 from training.optim import gradient_norms, parameter_norms, params_by_tower
+from training.parallel import World
 
 
 def test_a_step_moves_every_trainable_parameter(tmp_path):
@@ -43,6 +44,21 @@ def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     one_step(run, batch, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_on_cuda_a_step_does_not_stop_the_host(tmp_path, precision):
+    world = World(device=torch.device("cuda"))
+    run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9}, world=world, precision=precision)
+    stream = batches(run)
+    one_step(run, next(stream), 0)
+    batch = next(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one_step(run, batch, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_micro_batches_equal_the_large_batch(tmp_path):
