@@ -186,3 +186,16 @@ def test_a_killed_worker_is_reported_in_a_line_and_its_advice_goes_on(forked, ru
     assert status(run)["state"] == "failed" and cause in status(run)["reason"]
     assert forked.run(*words(runs, run.name, "--prefetch", 1, "--resume", "auto")) == 0, forked.err
     assert_same(run, whole)
+
+
+def test_a_rank_hears_of_its_launchers_end_by_any_signal(forked, runs):
+    """torchrun under nohup hands SIGHUP on to ranks that ignore it as well, and kills them next."""
+    run = runs / "rank"
+    forked.start(
+        *words(runs, run.name),
+        ignored=("SIGHUP",),
+        before=SLOW_STEP + "\nos.environ['TORCHELASTIC_RUN_ID'] = 'x'; STOP.install()",
+    )
+    until(lambda: steps_done(run) >= 1)
+    forked.send(signal.SIGHUP)
+    assert forked.end() == 75 and status(run)["state"] == "stopped"
