@@ -12,14 +12,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import find
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
+from prolip.utils.flags import FlagError
 from training.checkpoint.run_dir import write_status
 from training.defaults import rows_per_rank, total_steps
 from training.main import parse
+from training.model import export_checkpoint
+from training.run import run as train
 
 ROOT = Path(__file__).parents[2]
 SLURM, RECIPES = ROOT / "slurm", ROOT / "scripts" / "recipes"
@@ -354,3 +359,16 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
     assert (status, started) == (2, []) and "got no command" in output
+
+
+def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
+    words = "--dataset-type synthetic --train-num-samples 16 --batch-size 8 --max-steps 2 --warmup 1 --device cpu"
+    words += " --precision fp32 --ema-decay 0.5 --swa-epochs 1 --name run --output"
+    folder = train(parse([*TINY, *words.split(), str(tmp_path)]))
+    address = str(folder / "checkpoints/step_2.pt")
+    for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):
+        want = load_file(folder / name / "model.safetensors")
+        got = load_file(export_checkpoint(address, tmp_path / name, average) / "model.safetensors")
+        assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
+    with pytest.raises(FlagError, match="there is no such file"):
+        export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

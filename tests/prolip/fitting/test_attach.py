@@ -307,6 +307,7 @@ def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, ca
 def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
     """The fingerprint is of what the means depend on."""
     fit(pair[1], tmp_path / "out", "--pairs", pair[1] / "pairs.safetensors")
+    assert Embedder.load(f"local-dir:{tmp_path}/out").score.units is not None
 
 
 def test_a_method_whose_own_layers_change_the_means_is_refused(tmp_path, capsys, never_embeds):
