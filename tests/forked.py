@@ -146,9 +146,9 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
-    def workers(self) -> list[int]:
+    def workers(self, rank: int = 0) -> list[int]:
         """Process ids of the loader's workers."""
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True)
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pids[rank])], capture_output=True, text=True)
         return [int(word) for word in listed.stdout.split()]
 
     @property

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from training_runs import SYNTHETIC, stop_after
 
+from prolip.cli.main import main as command_line
 from prolip.utils.flags import FlagError
 from training.defaults import settle_workers
 from training.health.signals import EXIT_STOPPED
-from training.main import main, parse, way_on
+from training.main import parse, way_on
 from training.parallel import World
 
 STEPS = 80
@@ -21,22 +22,26 @@ TRAINING = [*SYNTHETIC, "--max-steps", str(STEPS), "--seed", "5", "--lr", "2e-3"
 
 def test_the_line_that_a_stopped_run_prints_goes_on_with_it_and_its_settings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert stop_after(3, [*TRAINING, "--name", "my run"]) == EXIT_STOPPED
+    monkeypatch.setattr("training_runs.main", lambda words: command_line(["train", *words]))
+    assert stop_after(3, [*TRAINING, "--max-steps", "5", "--name", "my run"]) == EXIT_STOPPED
     line = capsys.readouterr().err.partition("Go on by:\n")[2].strip()
-    assert line == "python -m training.main --name 'my run' --resume latest"
-    assert main([*shlex.split(line)[3:], "--max-steps", "5"]) == 0
+    assert line == "prolip train --name 'my run' --resume latest"
+    assert command_line(shlex.split(line)[1:]) == 0
     assert "runs/my run/checkpoints/step_3.pt at step 3" in capsys.readouterr().out
     config = json.loads((tmp_path / "runs/my run/config.json").read_text())
     assert (config["method"], config["run"]["seed"], config["optim"]["lr"]) == ("siglip", 5, 2e-3)
 
 
-def test_under_torchrun_the_line_starts_as_many_ranks(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
-    assert way_on(Path("runs/it"), parse(TRAINING), "training.main") == (
-        "torchrun --nproc_per_node 2 -m training.main --name it --resume latest"
-    )
+def test_the_line_is_that_of_the_program_and_under_torchrun_of_one_node_or_several(monkeypatch):
+    for environment, program in (
+        ({}, "python -m training.main"),
+        ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, "torchrun --nproc_per_node 2 -m training.main"),
+        ({"GROUP_WORLD_SIZE": "2"}, "torchrun (its options, as before) -m training.main"),
+    ):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        line = way_on(Path("runs/it"), parse(TRAINING), "training.main")
+        assert line == f"{program} --name it --resume latest"
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import random
 import resource
 import signal
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -108,8 +109,8 @@ def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_int
         claim(RunConfig(), folder, Storage(str(folder / "checkpoints")), stack)
 
 
-@pytest.fixture
-def small_files():
+@contextmanager
+def full_disk() -> Iterator[None]:
     """No file may be above 5 MiB: the nearest to a full disk that a test can have for itself."""
     handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 2**20, limits[1]))
@@ -118,15 +119,28 @@ def small_files():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
+def test_a_full_disk_is_called_by_its_name_and_leaves_what_was_written_whole(tmp_path, capsys):
     """Writing to a path, torch says `unexpected pos 64 vs 0`."""
-    assert main(words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)) == 2
+    run, more = tmp_path / "run", ["--max-steps", 6, "--save-every-steps", 2, "--keep-checkpoints", 1]
+    start(tmp_path, "run", "--max-steps", 2)
+    before = files(run / "checkpoints"), files(run / "model")
+    with full_disk():
+        assert main(words(tmp_path, "run", *more, "--resume", "latest")) == 2
     reported = capsys.readouterr()
     assert "NOT written, the run goes on: OSError" in reported.out and "MiB are left on the disk of " in reported.out
-    assert f"error: the model was not written into {tmp_path / 'run'} (" in reported.err
+    assert f"error: the model was not written into {run} (" in reported.err
     assert "mend that, then --resume auto (with its --name) goes on" in reported.err
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
-    assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
+    assert (files(run / "checkpoints"), files(run / "model")) == before
+    start(tmp_path, "run", *more, "--resume", "auto")
+    assert steps_in(run / "checkpoints") == [6] and [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(words(tmp_path, "run", "--max-steps", 2, "--checkpoint-dir", tmp_path / "file/c")) == 2
+    assert f"--checkpoint-dir {tmp_path}/file/c cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 @pytest.fixture(scope="module")

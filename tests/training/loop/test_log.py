@@ -8,7 +8,9 @@ import json
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_runs import metrics
 
+from training.checkpoint.run_dir import Ledger
 from training.health.errors import LossMeter, NonFiniteError
 from training.health.log import RunLog, Stopwatch, progress_line
 from training.parallel import World
@@ -114,6 +116,33 @@ def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["kind"], row["step"]) for row in rows] == [*(("train", n) for n in (10, 20, 30)), ("eval", 30)]
     assert rows[2]["grad_norm"] is None and rows[2]["faults"] == {"bad image": 1}
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # a trace that users would see
+def test_a_tensorboard_that_cannot_write_is_reported_once_and_the_run_goes_on(tmp_path):
+    stream = io.StringIO()
+    log = RunLog(tmp_path, stream=stream)
+    log.open()
+    writer = log.board._get_file_writer().event_writer._async_writer
+    writer._writer._writer = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    for step in (1, 2, 3):
+        log.metrics(step, {"loss": 1.0})
+        writer._worker.join(10)  # its thread ends by the error
+    log.close()
+    said = stream.getvalue()
+    assert said.count("NOT logged, the run goes on") == 1 and "No space left on device (TensorBoard)" in said
+    assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_ledger_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tmp_path, capfd):
+    ledger = Ledger(tmp_path, rank=0)
+    ledger.file = open("/dev/full", "w", buffering=2**16)  # noqa: SIM115
+    for step in (1, 2):
+        ledger.write(step, 0, ["a"])
+        ledger.flush()
+    ledger.close()
+    said = capfd.readouterr().err
+    assert said.count("warning: ") == 1 and "rank_0.jsonl cannot be written, it lacks steps from here on" in said
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import assert_moved_alike
+from training_runs import assert_moved_alike, metrics
 
 import prolip
 from drawings import SHARDS, VALIDATION
 from forked import Forked
 from prolip.models.checkpoint import save_pretrained
+from training.health.signals import EXIT_STOPPED
 
 ROOT = Path(__file__).parents[3]
 STEPS = 10
@@ -32,21 +34,38 @@ TRAINING = shlex.split(
 
 ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
 FSDP = (*DDP, "--fsdp")
+# Both ranks as under torchrun; each receives a signal during the fourth step.
+STOPPED = """
+import time
+def step(trained, batch, step, honest=training.loop.training_step):
+    time.sleep(0.2)  # ranks agree on a stop every quarter of a second
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return honest(trained, batch, step)
+training.loop.training_step, os.environ["TORCHELASTIC_RUN_ID"] = step, "x"
+"""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, forked) -> Path:
-    """The same global batches of 16: one process; torchrun's two ranks; two with two micro-batches each."""
+    """The same global batches of 16: one process; two ranks with two micro-batches each; two ranks that are stopped,
+    and go on by the line that they print, as it is typed.
+    """
     folder = tmp_path_factory.mktemp("runs")
-    parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2")
+    parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2", *VALIDATION)
     for name, (ranks, *words) in (("one", ONE), ("parts", parts)):
         train(forked, ranks, *words, "--output", folder, "--name", name)
+    (folder / "parts.out").write_text(forked.out)
+    two = [*TRAINING, *DDP[1:], "--output", folder, "--name", "two"]
+    assert forked.run(*two, ranks=2, before=STOPPED) == EXIT_STOPPED, forked.err[-3000:]
+    shutil.copytree(folder / "two", folder / "stopped")
+    line = forked.err.partition("Go on by:\n")[2].strip()
+    assert line == f"torchrun --nproc_per_node 2 -m training.main --name two --resume latest --output {folder}"
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    torchrun = shlex.split("-m torch.distributed.run --standalone --nproc_per_node 2 -m training.main")
-    command = [sys.executable, *torchrun, *TRAINING, *DDP[1:], "--output", str(folder), "--name", "two"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"}  # a port of its own
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "two/checkpoints/step_" in done.stdout, done.stderr
     return folder
 
 
@@ -54,8 +73,8 @@ def train(forked: Forked, ranks: int, *words: object) -> None:
     assert forked.run(*TRAINING, *words, ranks=ranks) == 0, forked.err[-3000:]
 
 
-def rows(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def rows(folder: Path, kind: str = "train") -> list[dict]:
+    return [row for row in metrics(folder) if row["kind"] == kind]
 
 
 TERMS = shlex.split(
@@ -100,12 +119,10 @@ def test_ranks_and_micro_batches_train_as_one_process(runs, start, name):
     assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=5e-3)
 
 
-def test_only_the_first_rank_speaks_and_writes(forked, runs):
-    words = "--batch-size 8 --workers 0 --max-steps 3 --name quiet --select group=activities --output"
-    train(forked, 2, *words.split(), runs, *VALIDATION)
-    assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
-    assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
-    assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
+def test_only_the_first_rank_speaks_and_writes(runs):
+    assert (runs / "parts.out").read_text().count(f"step {STEPS}/{STEPS}") == 1
+    assert len(rows(runs / "parts", kind="eval")) == 1 and (runs / "parts/eval.json").exists()
+    assert (runs / "parts/model_ema").exists()
 
 
 def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
@@ -116,8 +133,8 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
     assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
 
 
-# Five steps the first way, then five the second, from a checkpoint inside an epoch.
-CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
+# Five steps the first way, then the others the second, from a checkpoint inside an epoch; None: ranks were stopped.
+CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (None, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "one-two", "two-one")]
 
 
@@ -125,8 +142,12 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "o
 @pytest.mark.parametrize("name", ["ddp-shards", *SLOW])
 def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
-    for (ranks, *words), steps, again in zip(CHANGES[name], ("5", "10"), ([], ["--resume", "latest"])):
-        train(forked, ranks, *words, "--output", tmp_path, "--name", name, "--max-steps", steps, *again)
+    for way, steps, again in zip(CHANGES[name], ("5", "10"), ([], ["--resume", "latest"])):
+        if way is None:
+            shutil.copytree(runs / "stopped", tmp_path / name)
+        else:
+            ranks, *words = way
+            train(forked, ranks, *words, "--output", tmp_path, "--name", name, "--max-steps", steps, *again)
     for a, b in zip(rows(runs / "one"), rows(tmp_path / name), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
         assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
