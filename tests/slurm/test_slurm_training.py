@@ -206,3 +206,18 @@ def test_a_job_can_be_stopped_for_good(cluster, folder, how):
     assert end["JobState"] == ("CANCELLED" if how == "cancelled" else "FAILED")
     assert status(folder / name)["state"] == "stopped"
     assert ("could not be requeued" in (folder / f"{job}.out").read_text()) == (how != "cancelled")
+
+
+def test_the_time_limit_stops_a_job_and_it_is_requeued(cluster, folder):
+    job = submit_stand_in(cluster, folder, "limit", "--time=00:01:00", "--signal=USR1@30")
+    wait_for("the second try", lambda: cluster.job(job)["Restarts"] == "1", 120)
+    assert "SIGUSR1" in (folder / f"{job}.out").read_text()
+    cluster.call("scancel", job)
+    assert cluster.wait_for_end(job, 60)["JobState"] == "CANCELLED"
+
+
+def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder):
+    job = submit(cluster, folder, "bad", "--warmup", "9999")
+    end, said = cluster.wait_for_end(job, 180), (folder / f"{job}.out").read_text()
+    assert (end["JobState"], end["Restarts"]) == ("FAILED", "0"), reported(cluster, folder, job)
+    assert "NOT requeued" in said and "a warm-up of 9999 steps does not end" in said

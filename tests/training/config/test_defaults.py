@@ -24,15 +24,7 @@ def config(**sections):
 
 @pytest.mark.parametrize(
     ("samples", "ranks", "workers", "size"),
-    [
-        (46, 1, 4, 16),
-        (24, 1, 0, 8),
-        (128, 1, 4, 32),
-        (10**6, 8, 4, 64),
-        (100, 1, 3, 30),
-        (20, 1, 12, 12),
-        (5, 1, 0, 8),
-    ],
+    [(46, 1, 4, 16), (24, 1, 0, 8), (128, 1, 4, 32), (10**6, 8, 4, 64), (100, 1, 3, 30), (20, 1, 12, 12), (5, 1, 0, 8)],
 )
 def test_the_batch_is_the_largest_that_gives_an_epoch_three_batches_and_workers_share(samples, ranks, workers, size):
     assert fitting_batch(samples, ranks, workers) == size
@@ -54,12 +46,7 @@ def test_trained_weights_get_the_settings_of_fine_tuning_and_what_is_given_stays
 
 
 @pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        ("ProLIP-ViT-XS-16", 1.5e-4),
-        ("ProLIP-ViT-B-16", 3.7e-5),
-        ("ProLIP-ViT-test", 5e-4),
-    ],
+    ("name", "rate"), [("ProLIP-ViT-XS-16", 1.5e-4), ("ProLIP-ViT-B-16", 3.7e-5), ("ProLIP-ViT-test", 5e-4)]
 )
 def test_a_wider_model_is_fine_tuned_at_a_lower_rate(name, rate, monkeypatch):
     monkeypatch.setattr("training.defaults.find_weights", lambda *names: "weights.pt")
