@@ -262,6 +262,29 @@ def holds(pid: int, file: str) -> bool:
         return False
 
 
+def train(
+    cluster: Cluster, folder: Path, name: str, *flags: str, nodes: int = 2, options: Any = (), **more: str
+) -> str:
+    """Submit a training by folder/tiny.yaml with one process on each of so many nodes; returns the job's number."""
+    variables = {"RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar"}
+    variables |= {"GLOO_SOCKET_IFNAME": "lo", "PREFLIGHT": "off"} | more
+    script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
+    return sbatch(cluster, folder, f"--nodes={nodes}", *options, *script, **variables)
+
+
+def reported(cluster: Cluster, folder: Path, job: str) -> str:
+    """What a job, its nodes and the daemons wrote, for a failing test."""
+    files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
+    return "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files if file.exists()) + cluster.logs()
+
+
+def stand_in(folder: Path, name: str, script: str) -> str:
+    """Write a script that takes Python's place in a job."""
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+    return str(folder / name)
+
+
 def sbatch(cluster: Cluster, folder: Path, *words: str, **variables: str) -> str:
     environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
     options = ["--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]

@@ -34,9 +34,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def submit(cluster: Cluster, folder: Path, array: str) -> str:
-    return sbatch(
-        cluster, folder, f"--array={array}", "slurm/datacomp.sbatch", str(folder / "run"), DATA=str(folder / "data")
-    )
+    words = [f"--array={array}", "slurm/datacomp.sbatch", str(folder / "run")]
+    return sbatch(cluster, folder, *words, DATA=str(folder / "data"))
 
 
 def evaluators(cluster: Cluster, task: int) -> list[int]:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import NODES, ROOT, Cluster, missing, sbatch, wait_for
+from slurm_cluster import NODES, ROOT, Cluster, missing, reported, stand_in, train, wait_for
 
 pytestmark = [
     pytest.mark.slurm,
@@ -50,19 +50,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def submit(cluster: Cluster, folder: Path, name: str, nodes: int, faults: dict[str, str], **more: str) -> str:
-    """Train on so many nodes with one process each, of which some have faults; returns the job's number."""
-    variables = {
-        "RUNS": str(folder),
-        "NAME": name,
-        "GPUS": "1",
-        "SHARDS": "data/emoji/{noto,twemoji}.tar",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": f"{folder / 'faults'}:{ROOT / 'src'}",
-        "PREFLIGHT": "off",
-        "SLURM_TEST_FAULTS": json.dumps(faults),
-    } | more
-    words = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml")]
-    return sbatch(cluster, folder, f"--nodes={nodes}", *words, **variables)
+    """Train on so many nodes, of which some have faults; returns the job's number."""
+    more |= {"PYTHONPATH": f"{folder / 'faults'}:{ROOT / 'src'}", "SLURM_TEST_FAULTS": json.dumps(faults)}
+    return train(cluster, folder, name, nodes=nodes, **more)
 
 
 # Python of the job; the check before the start has its own tests.
@@ -71,19 +61,11 @@ UNCHECKED = f"""#!/bin/bash
 """
 
 
-def stand_in(folder: Path, name: str, script: str) -> str:
-    (folder / name).write_text(script)
-    (folder / name).chmod(0o755)
-    return str(folder / name)
-
-
 def ended(cluster: Cluster, folder: Path, job: str, seconds: float) -> tuple[dict[str, str], str]:
     try:
         end = cluster.wait_for_end(job, seconds)
     except AssertionError as error:
-        files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
-        said = "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files)
-        raise AssertionError(f"{error}{said}") from error
+        raise AssertionError(f"{error}{reported(cluster, folder, job)}") from error
     return end, (folder / f"{job}.out").read_text()
 
 
@@ -119,17 +101,9 @@ if "measure.py" in " ".join(sys.orig_argv):
 
 
 def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folder):
-    faults = {NODES[2]: SLOW, NODES[3]: HANGING}
-    job = submit(
-        cluster,
-        folder,
-        "slow",
-        4,
-        faults,
-        PREFLIGHT="auto",
-        PREFLIGHT_SECONDS="100",
-        PYTHON=stand_in(folder, "measures-only", MEASURES_ONLY),
-    )
+    settings = {"PREFLIGHT": "auto", "PREFLIGHT_SECONDS": "100"}
+    settings["PYTHON"] = stand_in(folder, "measures-only", MEASURES_ONLY)
+    job = submit(cluster, folder, "slow", 4, {NODES[2]: SLOW, NODES[3]: HANGING}, **settings)
     begin = time.monotonic()
     end, said = ended(cluster, folder, job, 150)
     assert end["JobState"] == "COMPLETED" and time.monotonic() - begin < 130, said

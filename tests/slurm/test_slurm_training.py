@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from slurm_cluster import NODES, Cluster, missing, sbatch, wait_for
+from slurm_cluster import NODES, Cluster, missing, reported, sbatch, stand_in, train, wait_for
 
 STEPS = 180
 pytestmark = [
@@ -56,20 +56,6 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tuple[str, ...] = (), **more: str) -> str:
-    """Train on two nodes with one process each; returns the job's number."""
-    variables = {
-        "RUNS": str(folder),
-        "NAME": name,
-        "GPUS": "1",
-        "SHARDS": "data/emoji/{noto,twemoji}.tar",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PREFLIGHT": "off",
-    } | more
-    script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
-    return sbatch(cluster, folder, "--nodes=2", *options, *script, **variables)
-
-
 def steps_done(run: Path) -> int:
     try:
         return (run / "metrics.jsonl").read_text().count("\n")
@@ -93,11 +79,6 @@ def ledgers(run: Path) -> list[list[dict]]:
     return found
 
 
-def reported(cluster: Cluster, folder: Path, job: str) -> str:
-    files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
-    return "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files if file.exists()) + cluster.logs()
-
-
 @pytest.fixture(scope="module")
 def whole(forked, folder) -> Path:
     """The folder of an undisturbed run of two ranks, without SLURM."""
@@ -108,7 +89,7 @@ def whole(forked, folder) -> Path:
 
 def disturbed(cluster: Cluster, folder: Path, name: str, losses: int) -> Path:
     """The folder of a job that is signalled, requeued, robbed of a node so many times, and ends."""
-    run, job = folder / name, submit(cluster, folder, name)
+    run, job = folder / name, train(cluster, folder, name)
     try:
         wait_for("forty steps", lambda: steps_done(run) >= 40, 180)
         cluster.call("scancel", "--signal=USR1", job)  # as --signal=USR1@180 does before the time is up
@@ -174,11 +155,8 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(signalled
 
 def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, signalled):
     checkpoint = signalled / f"checkpoints/step_{STEPS}.pt"
-    job = sbatch(
-        cluster,
-        folder,
-        *shlex.split(f"--array=0-1 slurm/eval.sbatch {signalled} {checkpoint} -- --select group=activities"),
-    )
+    words = f"--array=0-1 slurm/eval.sbatch {signalled} {checkpoint} -- --select group=activities"
+    job = sbatch(cluster, folder, *shlex.split(words))
     for task in range(2):
         end = cluster.wait_for_end(f"{job}_{task}", 180)
         assert end["JobState"] == "COMPLETED", reported(cluster, folder, end["JobId"])
@@ -187,9 +165,7 @@ def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, sign
 
 
 def submit_stand_in(cluster: Cluster, folder: Path, name: str, *words: str) -> str:
-    (folder / "stand-in").write_text(STAND_IN)
-    (folder / "stand-in").chmod(0o755)
-    job = submit(cluster, folder, name, options=words, PYTHON=str(folder / "stand-in"))
+    job = train(cluster, folder, name, options=words, PYTHON=stand_in(folder, "stand-in", STAND_IN))
     wait_for("the job's start", lambda: status(folder / name).get("state") == "running", 60)
     return job
 
@@ -217,7 +193,7 @@ def test_the_time_limit_stops_a_job_and_it_is_requeued(cluster, folder):
 
 
 def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder):
-    job = submit(cluster, folder, "bad", "--warmup", "9999")
+    job = train(cluster, folder, "bad", "--warmup", "9999")
     end, said = cluster.wait_for_end(job, 180), (folder / f"{job}.out").read_text()
     assert (end["JobState"], end["Restarts"]) == ("FAILED", "0"), reported(cluster, folder, job)
     assert "NOT requeued" in said and "a warm-up of 9999 steps does not end" in said

@@ -105,14 +105,8 @@ def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(descri
 
 
 def test_a_run_is_validated_on_a_table(tables, tmp_path):
-    run = begin(
-        tmp_path,
-        "--train-data",
-        tables / "a.csv",
-        "--val-data",
-        tables / "a.jsonl",
-        *shlex.split(f"emoji:{FOLDER}/emojione.tar --val-select subgroup=sport --best-metric a/i2t/R@1"),
-    )
+    words = f"{tables}/a.csv --val-data {tables}/a.jsonl emoji:{FOLDER}/emojione.tar --val-select subgroup=sport"
+    run = begin(tmp_path, "--train-data", *words.split(), "--best-metric", "a/i2t/R@1")
     found = json.loads((run / "eval.json").read_text())
     assert found["a/i2t/queries"] == 40 and "names/i2t/R@1" in found and (run / "best" / "best.json").exists()
 

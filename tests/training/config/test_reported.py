@@ -74,17 +74,7 @@ def test_a_run_that_cannot_open_its_test_sets_ends_in_one_line(bad, capsys):
 
 
 #: Flags of a run with a wrong value each; the flag must begin the message, and no other data flag may be named.
-CORPUS_MISTAKES = (
-    "page.tar",
-    "empty.tar",
-    "lists.tar",
-    "other.tar",
-    "cut.tar",
-    "sets",
-    "{a,b",
-    "*.tgz",
-    "s3s://b/x.tar",
-)
+CORPUS_MISTAKES = shlex.split("page.tar empty.tar lists.tar other.tar cut.tar sets {a,b *.tgz s3s://b/x.tar")
 
 
 @pytest.mark.parametrize("value", CORPUS_MISTAKES)

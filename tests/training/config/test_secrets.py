@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import re
-import shlex
 import shutil
 import zipfile
 from functools import partial
@@ -76,14 +75,9 @@ def sources(host: str) -> str:
 
 
 def settings(folder: Path, host: str, name: str = "run") -> list[str]:
-    rest = TINY[TINY.index("--model") :]
-    return [
-        *rest,
-        *shlex.split(
-            "--caption-sampling name --train-num-samples 32 --max-bad-fraction 1 --shuffle-buffer 1 --output "
-            f"{folder} --name {name} --read-retries 0 --save-frequency 0"
-        ),
-    ]
+    more = "--caption-sampling name --train-num-samples 32 --max-bad-fraction 1 --shuffle-buffer 1 --read-retries 0"
+    more += f" --save-frequency 0 --output {folder} --name {name}"
+    return [*TINY[TINY.index("--model") :], *more.split()]
 
 
 def contents(path: Path):
@@ -107,15 +101,9 @@ def leaks(folder: Path) -> list[str]:
 def trained(tmp_path_factory, host):
     """The folder of a run that has ended, and what it printed."""
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
-    words = [
-        "--train-data",
-        sources(host),
-        *settings(folder, host),
-        *shlex.split(
-            f"--epochs 6 --ledger --val-data emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET} "
-            f"wds:http://user:{ENCODED}@{host}/auth/wds_sport --val-select subgroup=sport"
-        ),
-    ]
+    more = f"--epochs 6 --ledger --val-data emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET} "
+    more += f"wds:http://user:{ENCODED}@{host}/auth/wds_sport --val-select subgroup=sport"
+    words = ["--train-data", sources(host), *settings(folder, host), *more.split()]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert main(words) == 0
     return folder, printed.getvalue()
@@ -149,11 +137,8 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
 @pytest.mark.slow
 def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = [
-        "--config",
-        str(run / "config.json"),
-        *shlex.split(f"--resume auto --output {tmp_path} --val-data --val-select none"),
-    ]
+    saved = ["--config", str(run / "config.json"), "--output", str(tmp_path)]
+    saved += ["--resume", "auto", "--val-data", "--val-select", "none"]
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
     assert "going on from" in said and "data.train_data" not in said

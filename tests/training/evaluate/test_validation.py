@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shlex
 from pathlib import Path
 
 import pytest
@@ -53,25 +52,15 @@ def sets(tmp_path_factory) -> dict[str, str]:
 
 
 def flags_of(sets: dict[str, str]) -> list[str]:
-    return [
-        "--imagenet-val",
-        sets["imagenet"].partition(":")[2],
-        "--coco-test",
-        sets["coco"].partition(":")[2],
-        "--val-data",
-        sets["drawings"],
-    ]
+    imagenet, coco = (sets[name].partition(":")[2] for name in ("imagenet", "coco"))
+    return ["--imagenet-val", imagenet, "--coco-test", coco, "--val-data", sets["drawings"]]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, sets) -> Path:
     """Four steps, evaluated at every second, with an averaged model of which the best is kept."""
-    return start(
-        tmp_path_factory.mktemp("runs"),
-        "whole",
-        *flags_of(sets),
-        *shlex.split(f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --best-metric ema/drawings/i2t/mAP@R"),
-    )
+    words = f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --best-metric ema/drawings/i2t/mAP@R"
+    return start(tmp_path_factory.mktemp("runs"), "whole", *flags_of(sets), *words.split())
 
 
 def evaluations(folder: Path) -> dict[int, dict]:
@@ -106,16 +95,9 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
 
 
 def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
-    folder = start(
-        tmp_path,
-        "swa",
-        "--val-data",
-        sets["drawings"],
-        *shlex.split(
-            "--train-num-samples 64 --epochs 4 --val-frequency 1 --swa-epochs 2 --ema-decay 0.5 "
-            "--best-metric swa/drawings/rsum"
-        ),
-    )
+    words = "--train-num-samples 64 --epochs 4 --val-frequency 1 --swa-epochs 2 --ema-decay 0.5"
+    best = ["--best-metric", "swa/drawings/rsum", "--val-data", sets["drawings"]]
+    folder = start(tmp_path, "swa", *words.split(), *best)
     rows = evaluations(folder)
     assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
     assert all("ema/drawings/rsum" in row and "drawings/rsum" in row for row in rows.values())
@@ -131,17 +113,14 @@ def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best
 @pytest.mark.parametrize("words", [["--fsdp"], pytest.param([], marks=pytest.mark.slow)], ids=["in shards", "whole"])
 def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
-    code = forked.run(
-        *TINY,
-        *flags_of(sets),
-        *shlex.split(
-            f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --batch-size 16 --output {tmp_path} --name "
-            "two --best-metric drawings/i2t/mAP@R"
-        ),
+    words = [
         *words,
-        ranks=2,
-    )
-    assert code == 0, forked.err
+        "--output",
+        tmp_path,
+        *["--name", "two", "--batch-size", "16", "--best-metric", "drawings/i2t/mAP@R"],
+    ]
+    words += f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5".split()
+    assert forked.run(*TINY, *flags_of(sets), *words, ranks=2) == 0, forked.err
     one, two = evaluations(run), evaluations(tmp_path / "two")
     assert one.keys() == two.keys() and one[2].keys() == two[2].keys()
     for name, value in one[2].items():
@@ -200,9 +179,8 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
 
     broken = dataclasses.replace(whole, samples=broken_samples)
     empty = dataclasses.replace(whole, name="gone", samples=lambda share: iter(()))
-    validation = dataclasses.replace(
-        validation, tasks=(lost, broken, empty), preprocess=embedder.preprocess, tokenizer=embedder.tokenizer
-    )
+    parts = {"preprocess": embedder.preprocess, "tokenizer": embedder.tokenizer}
+    validation = dataclasses.replace(validation, tasks=(lost, broken, empty), **parts)
     found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
     assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
     assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.metrics

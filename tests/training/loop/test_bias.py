@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
 from scipy.optimize import minimize_scalar
-from training_runs import SYNTHETIC, newest, words
+from training_runs import newest, words
 
 import prolip
 from prolip.methods import find_method
@@ -132,20 +131,15 @@ def test_a_run_from_weights_balances_the_bias_says_and_saves_it_and_a_resumed_on
     tmp_path, capsys
 ):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-40.0), tmp_path / "weights")
-    more = [
-        *SYNTHETIC,
-        *shlex.split(f"--output {tmp_path} --name run --model"),
-        f"local-dir:{tmp_path / 'weights'}",
-        *shlex.split("--lr 0.01 --lr-scheduler const"),
-    ]
-    assert main([*more, "--max-steps", "3"]) == 0
+    weights = ["--model", f"local-dir:{tmp_path / 'weights'}", "--lr", 0.01, "--lr-scheduler", "const"]
+    assert main(words(tmp_path, "run", *weights, "--max-steps", 3)) == 0
     text, start = capsys.readouterr().out, saved(tmp_path)
     assert "bias by the first batch" in text and f"bias {start:.4g}, where the loss" in text and "had -40" in text
     assert -20 < start < 0
     learnt = load_checkpoint(newest(tmp_path / "run"))
     assert learnt["config"]["model"]["init_logit_bias"] == start
     assert 1e-3 < abs(learnt["objective"]["model.logit_bias"].item() - start) < 1
-    assert main([*more, "--max-steps", "4", "--resume", "latest"]) == 0
+    assert main(words(tmp_path, "run", *weights, "--max-steps", 4, "--resume", "latest")) == 0
     text = capsys.readouterr().out
     assert "where the loss" not in text and "init_logit_bias" not in text and saved(tmp_path) == start
     went_on = load_checkpoint(newest(tmp_path / "run"))["objective"]["model.logit_bias"].item()

@@ -49,6 +49,7 @@ SYSTEM = {
     "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried": "this process got no more memory",
     "[gloo/transport/tcp/pair.cc:545] Read error [::1]:9: Connection reset by peer": "another rank ended",
     "[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe": "another rank ended",
+    "[gloo] Connection closed by peer [::1]:1": "another rank ended",
 }
 
 

@@ -149,7 +149,8 @@ def test_ctrl_c_before_the_first_step_is_heard_and_twice_leaves_nothing_behind_t
     forked.send(signal.SIGINT)
     time.sleep(0.7)
     forked.send(signal.SIGINT)
-    assert forked.end() == 130 and "goes on from the newest checkpoint, or from the start" in forked.err
+    assert forked.end() == 130
+    assert "--resume auto (with its --name) goes on from the newest checkpoint, or from the start" in forked.err
     assert not (run / "status.json").exists()
     assert forked.run(*words(runs, run.name, "--resume", "auto")) == 0, forked.err
     assert_same(run, whole)
