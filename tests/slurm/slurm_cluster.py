@@ -262,9 +262,7 @@ def holds(pid: int, file: str) -> bool:
         return False
 
 
-def train(
-    cluster: Cluster, folder: Path, name: str, *flags: str, nodes: int = 2, options: Any = (), **more: str
-) -> str:
+def train(cluster: Cluster, folder: Path, name: str, *flags: str, nodes: int = 2, options=(), **more: str) -> str:
     """Submit a training by folder/tiny.yaml with one process on each of so many nodes; returns the job's number."""
     variables = {"RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar"}
     variables |= {"GLOO_SOCKET_IFNAME": "lo", "PREFLIGHT": "off"} | more

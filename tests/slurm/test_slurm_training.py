@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from slurm_cluster import NODES, Cluster, missing, reported, sbatch, stand_in, train, wait_for
+from training_runs import status, steps_done
 
 STEPS = 180
 pytestmark = [
@@ -54,20 +55,6 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.yaml").write_text(RECIPE)
     return folder
-
-
-def steps_done(run: Path) -> int:
-    try:
-        return (run / "metrics.jsonl").read_text().count("\n")
-    except FileNotFoundError:
-        return 0
-
-
-def status(run: Path) -> dict:
-    try:
-        return json.loads((run / "status.json").read_text())
-    except FileNotFoundError:
-        return {}
 
 
 def ledgers(run: Path) -> list[list[dict]]:

@@ -53,6 +53,15 @@ def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def steps_done(run: Path) -> int:
+    log = run / "metrics.jsonl"
+    return log.read_text().count("\n") if log.exists() else 0
+
+
+def status(run: Path) -> dict:
+    return json.loads((run / "status.json").read_text()) if (run / "status.json").exists() else {}
+
+
 def stop_after(steps: int, words: list[str]) -> int:
     """Exit code of a run that receives SIGTERM during that step, counted from its own start; 0: before the first."""
     honest, seen = training.loop.training_step, []

@@ -113,14 +113,9 @@ def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best
 @pytest.mark.parametrize("words", [["--fsdp"], pytest.param([], marks=pytest.mark.slow)], ids=["in shards", "whole"])
 def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
-    words = [
-        *words,
-        "--output",
-        tmp_path,
-        *["--name", "two", "--batch-size", "16", "--best-metric", "drawings/i2t/mAP@R"],
-    ]
-    words += f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5".split()
-    assert forked.run(*TINY, *flags_of(sets), *words, ranks=2) == 0, forked.err
+    more = f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --batch-size 16 --output {tmp_path} --name two"
+    words = [*flags_of(sets), *words, *more.split(), "--best-metric", "drawings/i2t/mAP@R"]
+    assert forked.run(*TINY, *words, ranks=2) == 0, forked.err
     one, two = evaluations(run), evaluations(tmp_path / "two")
     assert one.keys() == two.keys() and one[2].keys() == two[2].keys()
     for name, value in one[2].items():

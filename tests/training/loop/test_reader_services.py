@@ -205,20 +205,14 @@ def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> di
         return {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in found}
 
 
-SHARDED = [name if name == "ViT-B-16-SigLIP" else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+DEFAULT = [("shards", "ViT-B-16-SigLIP"), ("ddp", "RN50")]
+OTHERS = {*(("shards", name) for name in LARGE), *(("ddp", name) for name in NAMES)} - set(DEFAULT)
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_shards_give_the_gradients_of_one_process(root, name):
+@pytest.mark.parametrize("way, name", [*DEFAULT, *(pytest.param(*x, marks=pytest.mark.slow) for x in sorted(OTHERS))])
+def test_shards_and_ranks_with_micro_batches_give_the_gradients_of_one_process(root, way, name):
     want = rank_gradients(0, 1, root, name, "alone")
-    for got in run_ranks(2, rank_gradients, 2, root, name, "shards"):
-        assert_alike(got, want)
-
-
-@pytest.mark.parametrize("name", default("RN50"))
-def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
-    want = rank_gradients(0, 1, root, name, "alone")
-    for got in run_ranks(2, rank_gradients, 2, root, name, "ddp"):
+    for got in run_ranks(2, rank_gradients, 2, root, name, way):
         assert_alike(got, want)
 
 

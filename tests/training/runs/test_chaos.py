@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from training_runs import status, steps_done
 
 from drawings import SHARDS
 from forked import ROOT, until
@@ -27,13 +28,6 @@ WORDS = shlex.split(
 KNOWN = f"import os, sys; sys.path.append({str(ROOT / 'tests/prolip/methods')!r}); os.environ[{FURTHER!r}] = 'near_method'"
 
 
-def steps_done(run: Path) -> int:
-    try:
-        return (run / "metrics.jsonl").read_text().count("\n")
-    except FileNotFoundError:
-        return 0
-
-
 def ledgers(run: Path) -> list[list[dict]]:
     files = [(run / f"ledger/rank_{rank}.jsonl").read_text().splitlines() for rank in range(2)]
     return [[json.loads(line) for line in lines] for lines in files]
@@ -43,7 +37,7 @@ def state_left(run: Path) -> str:
     storage = Storage(str(run / "checkpoints"))
     for step in list_steps(storage):
         check_checkpoint(storage.path(f"step_{step}.pt"))
-    return json.loads((run / "status.json").read_text())["state"]
+    return status(run)["state"]
 
 
 def test_ranks_that_are_killed_and_stopped_end_where_undisturbed_ones_end(forked, tmp_path):

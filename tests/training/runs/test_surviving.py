@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import shlex
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from training_runs import status, steps_done
 
 from forked import until
 
@@ -46,14 +46,6 @@ def whole(forked, runs) -> Path:
 
 def words(runs: Path, name: str, *more: object) -> list[object]:
     return [*WORDS, "--output", runs, "--name", name, *more]
-
-
-def status(run: Path) -> dict:
-    return json.loads((run / "status.json").read_text())
-
-
-def steps_done(run: Path) -> int:
-    return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
 
 
 def assert_same(run: Path, whole: Path) -> None:
