@@ -12,11 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from training_runs import pool
 
 import prolip
 from bench.train.collectives import Ledger, one_rank
-from prolip.embeddings import UnpairedEmbeddings
-from prolip.gaussian import Gaussian
 from prolip.losses import contrastive
 from prolip.losses.exchanges import row_width
 from prolip.methods import METHODS
@@ -133,13 +132,6 @@ DECLARED: dict[str, Callable[[int], Declared]] = {
 }
 
 
-def pool() -> UnpairedEmbeddings:
-    """What source-free adaptation looks at before training."""
-    image, text = (Gaussian(torch.randn(9, DIM), torch.zeros(9, DIM)) for _ in range(2))
-    keys, ids = [f"k{n}" for n in range(9)], torch.ones(9, 12, dtype=torch.int64)
-    return UnpairedEmbeddings(keys=keys, image=image, text=text, text_ids=ids, image_novelty={}, text_novelty={})
-
-
 def make_batch() -> dict:
     place = torch.arange(ROWS)
     return {
@@ -177,7 +169,7 @@ def loss_of_step(method: str, model: torch.nn.Module, ranks: int, rank: int) -> 
     kind = METHODS[method]
     objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(rank=rank, world_size=ranks))
     if kind.adapts:
-        objective.pool_state = objective.before_training(CSDScore(), pool())
+        objective.pool_state = objective.before_training(CSDScore(), pool(DIM))
     batch = objective.train().prepare(make_batch(), 1)
     reps = {name: x.detach().requires_grad_() for name, x in objective.embed(batch).items()}
     with one_rank(rank, ranks), Ledger(ranks) as ledger:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from no_gpu import CUDA, DeviceFault, KernelStandIn, Watch, watched, without_gpu
+from training_runs import pool
 
 import prolip
 from prolip.embedder import encode
-from prolip.embeddings import UnpairedEmbeddings
-from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
 from prolip.scores import CSDScore
@@ -36,13 +35,6 @@ JITTER = {"color_jitter": (0.4, 0.4, 0.4, 0.1), "color_jitter_prob": 0.8, "gray_
 COLOURS = {"model": {"aug_cfg": JITTER}, "augment": HOLES}
 
 
-def pool() -> UnpairedEmbeddings:
-    """What source-free adaptation looks at before training."""
-    image, text = (Gaussian(torch.randn(9, 32), torch.zeros(9, 32)) for _ in range(2))
-    keys, ids = [f"k{n}" for n in range(9)], torch.ones(9, 6, dtype=torch.int64)
-    return UnpairedEmbeddings(keys=keys, image=image, text=text, text_ids=ids, image_novelty={}, text_novelty={})
-
-
 def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[TrainState, DataState]:
     """What a run on a GPU is made of, as the program builds it, inside of `without_gpu`."""
     torch.manual_seed(0)
@@ -62,7 +54,7 @@ def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings:
     objective = trained.objective.train()
     draws = objective.context.draws
     if kind.objective.needs(objective.config).pool is not None:
-        objective.pool_state = objective.before_training(CSDScore(), pool())
+        objective.pool_state = objective.before_training(CSDScore(), pool(32))
     fed = DataState(
         loader=None,
         augment=build_augment(config, model, CUDA, draws),

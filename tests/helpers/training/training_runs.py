@@ -14,6 +14,8 @@ import torch
 
 import training.loop
 from drawings import SHARDS
+from prolip.embeddings import UnpairedEmbeddings
+from prolip.gaussian import Gaussian
 from training.checkpoint.files import Storage, list_steps, load_checkpoint
 from training.config import build_config
 from training.health.signals import STOP
@@ -99,6 +101,13 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
         },
     )
     return build(config, world, tmp_path / "run", rows=8)
+
+
+def pool(dim: int) -> UnpairedEmbeddings:
+    """What source-free adaptation looks at before training."""
+    image, text = (Gaussian(torch.randn(9, dim), torch.zeros(9, dim)) for _ in range(2))
+    keys, ids = [f"k{n}" for n in range(9)], torch.ones(9, 6, dtype=torch.int64)
+    return UnpairedEmbeddings(keys=keys, image=image, text=text, text_ids=ids, image_novelty={}, text_novelty={})
 
 
 def batches(run: Run) -> Iterator[Any]:

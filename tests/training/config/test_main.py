@@ -22,33 +22,24 @@ TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "
 # Frozen: other people's scripts type these. Add freely; rename or remove only with an entry in flags.RETIRED.
 PUBLIC_FLAGS = """
 --accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --best-lowest --best-metric --beta --beta1 --beta2
---brightness --caption-sampling --caption-template-shares --caption-templates
---checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key
---csv-quoting --csv-separator --cutout --cutout-prob
+--brightness --caption-sampling --caption-template-shares --caption-templates --checkpoint-dir --checkpoint-policy
+--coco-test --config --contrast --csv-caption-key --csv-img-key --csv-quoting --csv-separator --cutout --cutout-prob
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
---draws
---ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp --global-batch-size
---image-freeze-epochs --image-lr-mult --image-resize-mode --image-root
---lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
---unfreeze-warmup-epochs
---grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
---inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
---init-unc-gain
---jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
---lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps
---log-every-seconds --logit-lr-mult --lr
---lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
---max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
---openclip-transform --opt --output --overwrite
---peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --renewed-addresses
---report --resume --rotate
---saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
---shard-index --shift --shuffle-buffer --split --stall-seconds --text-delete --text-mask --text-random
---tokenizer --torchcompile --traceback --train-data
---train-data-upsampling-factors --train-num-samples --train-split
---val-batch-size --val-data --val-every-steps --val-frequency --val-names
---val-precision --val-select --val-split
---wandb-project --warmup --wd --word-drop --workers --zoom
+--draws --ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp
+--global-batch-size --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --image-freeze-epochs
+--image-lr-mult --image-resize-mode --image-root --imagenet-val --inclusion-eps --inclusion-form --inclusion-reduction
+--inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-unc-gain --jitter-prob
+--keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image --lock-image-unlocked-groups
+--lock-text --lock-text-unlocked-layers --log-every-n-steps --log-every-seconds --logit-lr-mult --lr --lr-milestones
+--lr-min-ratio --lr-scheduler --lr-step-factor --mask-fraction --mask-padding --mask-ratio --max-bad-fraction
+--max-nonfinite --max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
+--openclip-transform --opt --output --overwrite --peak-tflops --precision --prefetch --pretrained --profile
+--read-retries --read-timeout --renewed-addresses --report --resume --rotate --saturation --save-every-minutes
+--save-every-samples --save-every-steps --save-frequency --seed --select --shard-index --shift --shuffle-buffer
+--split --stall-seconds --swa-epochs --text-delete --text-freeze-epochs --text-lr-mult --text-mask --text-random
+--tokenizer --torchcompile --traceback --train-data --train-data-upsampling-factors --train-num-samples --train-split
+--unfreeze-warmup-epochs --val-batch-size --val-data --val-every-steps --val-frequency --val-names --val-precision
+--val-select --val-split --wandb-project --warmup --wd --word-drop --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 
 

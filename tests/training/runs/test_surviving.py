@@ -208,12 +208,8 @@ reduction.DupFd = reductions.reduction.DupFd = fail
 
 def test_a_rank_hears_of_its_launchers_end_by_any_signal(forked, runs):
     """torchrun under nohup hands SIGHUP on to ranks that ignore it as well, and kills them next."""
-    run = runs / "rank"
-    forked.start(
-        *words(runs, run.name),
-        ignored=("SIGHUP",),
-        before=SLOW_STEP + "\nos.environ['TORCHELASTIC_RUN_ID'] = 'x'; STOP.install()",
-    )
+    run, before = runs / "rank", SLOW_STEP + "\nos.environ['TORCHELASTIC_RUN_ID'] = 'x'; STOP.install()"
+    forked.start(*words(runs, run.name), ignored=("SIGHUP",), before=before)
     until(lambda: steps_done(run) >= 1)
     forked.send(signal.SIGHUP)
     assert forked.end() == 75 and status(run)["state"] == "stopped"
