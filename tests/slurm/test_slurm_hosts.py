@@ -118,14 +118,14 @@ def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folde
 def test_a_run_that_goes_on_with_other_ranks_is_explained_in_the_jobs_log_and_not_requeued(cluster, folder):
     recipe = (folder / "tiny.yaml").read_text().replace("max_steps: 20", "max_steps: 2000, save_every_steps: 5")
     (folder / "tiny.yaml").write_text(recipe.replace("workers: 0", "workers: 1"))
-    job = submit(cluster, folder, "smaller", 2, {})
+    job = submit(cluster, folder, "smaller", 3, {})  # of which two remain: one that fails is taken for a bad host
     wait_for("a checkpoint", lambda: list(folder.glob("smaller/checkpoints/step_*.pt")), 120)
     cluster.call("scancel", "--signal=USR1", job)
     wait_for("the requeued job", lambda: cluster.job(job)["JobState"] == "PENDING", 60)
     cluster.call("scontrol", "hold", job)  # or it begins again before it is changed
-    cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")  # a task to a node
+    cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=2", "NumTasks=2")  # a task to a node
     cluster.call("scontrol", "release", job)
     end, said = ended(cluster, folder, job, 280)
-    assert (end["JobState"], end["NumNodes"], end["Restarts"]) == ("FAILED", "1", "1")
-    assert "1 processes, 2 in the last try" in said
-    assert "choose --workers so that ranks x workers is 2" in said and "NOT requeued" in said
+    assert (end["JobState"], end["NumNodes"], end["Restarts"]) == ("FAILED", "2", "1"), said
+    assert "2 processes, 3 in the last try" in said
+    assert "choose --workers so that ranks x workers is 3" in said and "NOT requeued" in said
