@@ -154,11 +154,7 @@ def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
 
 
 @pytest.mark.parametrize(
-    "data, words",
-    [
-        (b"<svg onload=alert(1)>", "cannot identify"),
-        (picture("red")[:60], "bad image"),
-    ],
+    "data, words", [(b"<svg onload=alert(1)>", "cannot identify"), (picture("red")[:60], "bad image")]
 )
 def test_what_is_no_picture_is_refused(ask, data, words):
     status, _, body = ask("POST", "/api/upload", data, BYTES)
