@@ -35,16 +35,6 @@ def stream_bytes(part, half):
     return FLOAT if part.name == "text" else half
 
 
-def gathered_bytes(local, dim, ranks):
-    """Of all texts and of the sums of their gradients."""
-    return 2 * ranks * local * row_width(dim) * FLOAT
-
-
-def memory_of(model, gpus, **settings):
-    config = PlanConfig(gpus=[gpus], **settings)
-    return memory(model, config, build_cluster(config, gpus))
-
-
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
@@ -193,7 +183,8 @@ def test_texts_are_gathered_where_they_fit_as_in_training(gpus, batch):
     config, model = PlanConfig(gpus=[gpus], global_batch_size=batch), count_of_run("ProLIP-ViT-test", "prolip", 8)
     local, cluster = batch // gpus, build_cluster(config, gpus)
     model = model._replace(dim=768)
-    gathers = gathered_bytes(local, 768, gpus) <= GATHERED_BYTES and gpus > 2
+    texts_and_gradients = 2 * batch * row_width(768) * FLOAT
+    gathers = texts_and_gradients <= GATHERED_BYTES and gpus > 2
     assert step_times(model, config, cluster, 1e14).pairs.exchange == ("gather" if gathers else "ring")
     assert memory(model, config, cluster)["PPCL"] == loss_space(local, 768, gpus, "gather" if gathers else "ring")
 
@@ -202,7 +193,8 @@ def test_memory_is_16_bytes_a_parameter_under_ddp_and_a_shard_of_it_under_fsdp()
     model = count_of_run("ProLIP-ViT-SO400M-14", "prolip", 64)
     sizes = {}
     for fsdp in (False, True):
-        parts = memory_of(model, 8, global_batch_size=512, fsdp=fsdp)
+        config = PlanConfig(gpus=[8], global_batch_size=512, fsdp=fsdp)
+        parts = memory(model, config, build_cluster(config, 8))
         sizes[fsdp] = parts["parameters"] + parts["optimiser"] + parts.get("gradients", 0.0)
         sizes[fsdp] += parts.get("gradients (DDP's buckets)", 0.0)
     assert sizes[False] == 16 * model.parameters
