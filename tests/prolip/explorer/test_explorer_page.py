@@ -6,7 +6,8 @@ import re
 import shutil
 
 import pytest
-from explored import COLOURS, HOSTILE, picture
+from explored import HOSTILE
+from squares import COLOURS, picture
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -200,7 +201,7 @@ def test_what_fails_is_said_and_what_comes_late_wipes_nothing_out(opened, tmp_pa
     expect(error).to_contain_text("This is no picture that can be read")
     (tmp_path / "huge.png").write_bytes(bytes(2**24 + 1))
     page.set_input_files("#picture", tmp_path / "huge.png")
-    expect(error).to_contain_text("at most 16,777,216 are taken")
+    expect(error).to_have_text("This file has 16,777,217 bytes: at most 16,777,216 are taken")
     drop(page, picture("red"))
     expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
     expect(error).to_be_hidden()

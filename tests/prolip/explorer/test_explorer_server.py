@@ -12,8 +12,8 @@ import sys
 import urllib.request
 
 import pytest
-from explored import picture
 from PIL import Image
+from squares import picture
 
 from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
