@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from squares import picture
 
+from prolip.cli.explore import announce
 from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
 
@@ -101,8 +102,11 @@ def test_a_form_of_another_page_cannot_send_what_is_taken(ask):
             assert ask("POST", path, b'{"row": 1}', {"Content-Type": kind})[0] == 415
 
 
-def test_an_open_server_takes_addresses_but_no_foreign_names(app):
+def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys):
     with make_server(app, "0.0.0.0", 0) as made:
+        announce(made)
+        said = capsys.readouterr()
+        assert "opens this to every machine" in said.err and "no password" in said.err and made.url in said.out
         assert made.url.startswith("http://127.0.0.1:") and not made.is_private
         assert made.knows("192.168.0.7") and made.knows("fe80::1") and not made.knows("evil.example")
     assert is_loopback("127.0.0.5") and is_loopback("::1") and not is_loopback("10.0.0.1") and not is_loopback("x.org")
@@ -151,6 +155,7 @@ def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
     assert found["verdict"]["among"] == "captions"
     both = question("search", {"upload": kept["upload"], "text": "blue"})[1]
     assert both["question"]["sides"] == ["image", "text"] and both["verdict"]["probability"] is None
+    assert question("search", {"upload": "0123456789abcdef"})[0] == 404  # kept no more
 
 
 @pytest.mark.parametrize(
