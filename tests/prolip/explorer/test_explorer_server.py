@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 from squares import picture
 
-from prolip.cli.explore import announce
 from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
 
@@ -102,11 +101,15 @@ def test_a_form_of_another_page_cannot_send_what_is_taken(ask):
             assert ask("POST", path, b'{"row": 1}', {"Content-Type": kind})[0] == 415
 
 
-def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys):
+def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys, monkeypatch):
+    def served(server):
+        server.server_close()
+        raise ValueError("served")
+
+    monkeypatch.setattr("prolip.explorer.server.serve", served)
+    assert main(["explore", str(app.explored.index.store.folder), "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert re.search("opens this to every machine .*There is no password.*error: served", capsys.readouterr().err, re.S)
     with make_server(app, "0.0.0.0", 0) as made:
-        announce(made)
-        said = capsys.readouterr()
-        assert "opens this to every machine" in said.err and "no password" in said.err and made.url in said.out
         assert made.url.startswith("http://127.0.0.1:") and not made.is_private
         assert made.knows("192.168.0.7") and made.knows("fe80::1") and not made.knows("evil.example")
     assert is_loopback("127.0.0.5") and is_loopback("::1") and not is_loopback("10.0.0.1") and not is_loopback("x.org")
