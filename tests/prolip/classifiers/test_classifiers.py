@@ -95,9 +95,8 @@ def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
     small = Embedder.load(small_model.replace("fitted", "plain"))
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
-    train, test, known, asked = train_test_split(
-        found.embed(pictures), styles, test_size=0.5, random_state=0, stratify=styles
-    )
+    rows = found.embed(pictures)
+    train, test, known, asked = train_test_split(rows, styles, test_size=0.5, random_state=0, stratify=styles)
     zero = ZeroShotClassifier(small, found.classes).fit()
     assert found.fit(train, known).score(test, asked) > 0.7 > zero.score(test, asked) + 0.1
     assert found.texts_ is not None and len(found.sharpness_.weights) == 2
@@ -158,9 +157,7 @@ class Eyes(torch.nn.Module):
 
 @pytest.fixture
 def eyes():
-    return Embedder(
-        "eyes", Eyes(), None, lambda texts: torch.tensor([[ord(t[-1] or "0")] if t else [48] for t in texts])
-    )
+    return Embedder("eyes", Eyes(), None, lambda texts: torch.tensor([[ord(text[-1:] or "0")] for text in texts]))
 
 
 def test_few_answers_are_wrong_at_any_risk(eyes):

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import miniatures as mini
 import pytest
@@ -25,25 +24,20 @@ from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
 from prolip.gaussian import Gaussian
 
 
-def make_sets(root: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> list[str]:
     """One set of every kind; of one shard and of three, with keys that repeat in other shards."""
-    file, images = mini.karpathy(root / "coco")
-    captions, pictures = mini.cub(root / "cub")
+    root = tmp_path_factory.mktemp("sets")
     return [
         f"wds:{mini.wds_classification(root / 'single', images=40)}",
         f"wds:{mini.wds_multilabel(root / 'multi')}",
         f"wds:{mini.wds_retrieval(root / 'pairs', images=12, shards=3)}",
         f"imagenet:{mini.class_folders(root / 'folders', ['cat', 'dog', 'fish'], images=3)}",
-        f"coco:{file},{images}",
-        f"cub:{captions},{pictures}",
+        "coco:{},{}".format(*mini.karpathy(root / "coco")),
+        "cub:{},{}".format(*mini.cub(root / "cub")),
         f"captions:{mini.caption_table(root / 'table')}",
         f"winogavil:{mini.winogavil(root / 'wino')}",
     ]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory) -> list[str]:
-    return make_sets(tmp_path_factory.mktemp("sets"))
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +132,8 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
     """Collectives of the training give up after two seconds; reading takes rank 1 three."""
     dist.barrier()  # or a rank that is quick would leave while the other one still connects to it
     dist.destroy_process_group()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=2)
-    )
+    place = {"init_method": f"file://{store}", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2), **place)
     waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     dataset = open_dataset(source)
 

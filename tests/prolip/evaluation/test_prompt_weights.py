@@ -64,9 +64,7 @@ def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
         study_features(features)
 
 
-def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(
-    data, folder, ours, kept, tmp_path, capsys
-):
+def test_a_file_has_the_weights_of_its_images_and_classes_are_mixed_by_them(data, folder, ours, kept, tmp_path, capsys):
     pool, scored = map(open_wds, data)
     found = PromptWeights.load(kept)
     images = compute_features(pool, ours, prompts=PromptRule.parse("bprw"))
@@ -85,9 +83,8 @@ def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(
     assert by_file.metrics["acc1"] == want_acc and "refusal/score/error" in by_file.metrics
     assert by_file.info["prompts"] == str(found) and str(found) in capsys.readouterr().out
     evaluate([*words, "all", *folders])
-    again = {
-        result.info.get("prompts", "all"): result.metrics["acc1"] for result in evaluate(["--features", str(tmp_path)])
-    }
+    results = evaluate(["--features", str(tmp_path)])
+    again = {result.info.get("prompts", "all"): result.metrics["acc1"] for result in results}
     assert again.pop("all") != want_acc and again == {str(found): want_acc}  # kept apart
     capsys.readouterr()
     by_fit = evaluate([*words, "bprw:3,alpha=1.5", "--prompts-fit", f"wds:{data[0]}"])[0]
@@ -181,9 +178,8 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     lines = capsys.readouterr().out.splitlines()
     nats = -(found.table * found.table.log()).sum(1)
     assert lines[0] == str(found) and lines[1].startswith("7 classes, 4 prompts, even weight 0.2500; entropy ")
-    assert (
-        f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), of even weights 1.386" in lines[1]
-    )
+    entropy = f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), of even weights 1.386"
+    assert entropy in lines[1]
     means = [float(line.split()[0]) for line in lines[2:6]]
     assert means == sorted(means, reverse=True) and sum(means) == pytest.approx(1, abs=1e-3)
     for name, row, line in zip(mini.CLASSES, found.table, lines[6:13]):

@@ -126,10 +126,8 @@ def judged(card=CARD, wrong_way=False):
     if wrong_way:
         text = Gaussian(text.mean, -text.log_var - 12)
     pairs = relations(corpus, table, 400)
-    result = entailment_of(
-        card.name, scores_of(card), items_of(card, text, empty, image), items_of(card, image, empty), pairs, 50
-    )
-    return result, pairs
+    items = items_of(card, text, empty, image), items_of(card, image, empty)
+    return entailment_of(card.name, scores_of(card), *items, pairs, 50), pairs
 
 
 def test_a_model_that_knows_tells_every_kind_and_what_it_does_not_know_shows():

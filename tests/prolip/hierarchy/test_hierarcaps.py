@@ -53,17 +53,9 @@ def test_damaged_files_are_named_with_their_line(tmp_path):
             read_hierarcaps(path)
 
 
-def place(data, *texts):
-    return [data.texts.index(text) for text in texts]
-
-
 def test_the_paper_s_metrics_count_a_row_against_what_its_image_met(data):
-    met = torch.tensor(
-        [
-            place(data, "blue bird, small", "bird", "bird", "animal"),
-            place(data, "dog runs", "bird sits", "bird", "object"),
-        ]
-    )
+    paths = (("blue bird, small", "bird", "bird", "animal"), ("dog runs", "bird sits", "bird", "object"))
+    met = torch.tensor([[data.texts.index(text) for text in path] for path in paths])
     found = Traversal(met[:, 0], met[:, -1], torch.zeros(2, 3), met)
     metrics = paper_metrics(data, found)
     # row 0 meets 3 of its 4, all 3 met are its own; row 1 1 of 4 and 1 of 4; row 2 has bird alone of image a's 3

@@ -64,11 +64,11 @@ def test_what_cannot_be_traversed_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             traverse(image, text, empty, **options)
-    for given, words in (
-        ((image, points), "root='empty'"),
-        ((points, text), "root='empty'"),
-        ((image, nothing), "0 capt"),
+    for images, texts, words in (
+        (image, points, "root='empty'"),
+        (points, text, "root='empty'"),
+        (image, nothing, "0 capt"),
     ):
         with pytest.raises(ValueError, match=words):
-            traverse(*given, empty)
+            traverse(images, texts, empty)
     assert traverse(image, points, empty, "empty").root_caption.tolist() == [-1, -1]

@@ -33,10 +33,7 @@ def test_too_many_corrupt_images_end_the_epoch_with_kind_key_and_shard(tmp_path,
     for part in ("bad image", "'b", "bad.tar", "cannot identify image", "the limit is 1.0%", "--max-bad-fraction"):
         assert part in str(error.value)
     monkeypatch.setattr(faults, "LOST_SAMPLES", 1100)
-    for limit, said in (
-        (0.01, "1000 of 1000 samples"),
-        (1.0, "1100 samples were lost since the last one that could be"),
-    ):
+    for limit, said in ((0.01, "1000 of 1000 samples"), (1.0, "1100 samples were lost since the last one that")):
         with pytest.raises(TooManyBadSamples, match=said):  # instead of turning for ever
             epoch(build(with_bad_images(tmp_path, 0, 30), workers=2, max_bad_fraction=limit))
 

@@ -91,12 +91,8 @@ DAMAGES = ("cut", "flip", "overwrite", "delete", "duplicate", "insert")
 
 def damage(kind, rng, data):
     """Half of the ranges are of whole blocks, and half of those at a block's beginning."""
-    at, begin, length, blocks = (
-        rng.randrange(len(data)),
-        rng.randrange(len(data)),
-        rng.randint(1, 3000),
-        rng.randrange(4),
-    )
+    at, begin = rng.randrange(len(data)), rng.randrange(len(data))
+    length, blocks = rng.randint(1, 3000), rng.randrange(4)
     length = BLOCK * rng.randint(1, 8) if blocks < 2 else length
     begin = begin // BLOCK * BLOCK if blocks == 0 else begin
     end = min(begin + length, len(data))

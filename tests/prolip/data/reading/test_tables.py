@@ -123,11 +123,7 @@ def test_rows_give_bytes_caption_and_the_wanted_columns(folder):
 def test_relative_paths_start_where_more_of_them_are(tmp_path, monkeypatch):
     (tmp_path / "lists").mkdir(), (tmp_path / "work").mkdir(), (tmp_path / "far").mkdir()
     names = [f"{i}.png" for i in range(5)]
-    for name in (
-        "far/a.png",
-        "work/0.png",
-        *(f"lists/{name}" for name in names),
-    ):  # a leftover in the working directory
+    for name in ("far/a.png", "work/0.png", *(f"lists/{name}" for name in names)):  # work's is a leftover
         (tmp_path / name).write_bytes(png(1))
     absolute = [(f"{tmp_path}/far/{'./' * number}a.png", "x", "") for number in range(150)]  # which decide nothing
     url = write_csv(tmp_path / "lists" / "d.csv", [*absolute, *((name, "x", "") for name in names)])
@@ -200,10 +196,7 @@ def test_json_lines_are_read_strictly_with_several_captions_an_image(folder):
 def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
     write_csv(folder / "data.csv", [])
     for kind in ("csv", "jsonl", "parquet"):
-        for address, error, said in (
-            ("dat.csv", FileNotFoundError, "dat"),
-            ("https://h/a", ValueError, "is a URL, and"),
-        ):
+        for address, error, said in (("dat.csv", FileNotFoundError, "dat"), ("https://h/a", ValueError, "is a URL")):
             with pytest.raises(error, match=said):
                 read_rows(NamedSource(kind, address))
     with pytest.raises(ValueError, match="gives no sample: it has 0 rows"):
@@ -259,7 +252,7 @@ def write(path, numbers, group=4, image=in_struct, **columns):
 
 
 @pytest.mark.parametrize(
-    "image", [png, in_struct, lambda n: {"bytes": png(n), "path": "a.png"}, lambda n: {"bytes": png(n)}]
+    "image", [png, in_struct, *(lambda n, x=x: {"bytes": png(n), **x} for x in ({}, {"path": "a"}))]
 )
 def test_images_inside_a_table_are_read_when_they_are_wanted(tmp_path, image):
     rows = read(write(tmp_path / "a.parquet", range(10), image=image, box=[{"x": n} for n in range(10)]))

@@ -72,6 +72,10 @@ def pax(*records):
     return member("pax", body, tarfile.XHDTYPE)
 
 
+def global_name(number):
+    return changed(pax(b"n%d=1" % number), 156, ord("g")) + member(f"g{number}.txt", b"x")
+
+
 LARGE_MEMBER = member("trap.mp4", bytes(BOUND * 3 + 1))
 NUMBERS = b"%011o\x00" % 1
 SPARSE_RECORDS = (b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.realsize=1")
@@ -93,10 +97,7 @@ TRAPS = {
     ),
     "sparse file of pax": (pax(*SPARSE_RECORDS) + member("trap.png", b"9\n" + b"1\n" * 4 * BOUND), "broken shard"),
     "chain of headers": (member("x", b"abc", tarfile.GNUTYPE_LONGNAME) * 3000, "broken shard"),
-    "global names": (
-        b"".join(changed(pax(b"n%d=1" % i), 156, ord("g")) + member(f"g{i}.txt", b"x") for i in range(200)),
-        "broken shard",
-    ),
+    "global names": (b"".join(map(global_name, range(200))), "broken shard"),
 }
 
 

@@ -213,9 +213,8 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
     Path("cupl.json").write_text(json.dumps({"single": prompts}))
     flags = ["--model", ours, "--custom_template_file", "cupl.json"]
     result = evaluate(folders / "single", *flags, "--save_clf", "classifier.pt")
-    z_class = mix_groups(
-        model.embed_texts(x for texts in prompts.values() for x in texts), list(map(len, prompts.values()))
-    )
+    texts, counts = [x for texts in prompts.values() for x in texts], list(map(len, prompts.values()))
+    z_class = mix_groups(model.embed_texts(texts), counts)
     saved = torch.load("classifier.pt")
     rows = encoder.GaussianEncoder(model.network, CSDScore()).rows(z_class, -1.0).as_subclass(torch.Tensor)
     torch.testing.assert_close(saved, rows.mT, rtol=0, atol=1e-6)

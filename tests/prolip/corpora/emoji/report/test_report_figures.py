@@ -126,14 +126,9 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
         for ax in figures.evaluations(run).axes
         if ax.get_visible()
     }
-    assert drawn == {
-        "Test sets": {
-            "mine/mean_recall@1": [0.04, 0.08],
-            "ema/mine/mean_recall@1": [0.02, 0.04],
-            "birds/acc1": [0.3, 0.3],
-        },
-        "R@1 among 40 pairs: mine": {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]},
-    }
+    sets = {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04], "birds/acc1": [0.3, 0.3]}
+    pairs = {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]}
+    assert drawn == {"Test sets": sets, "R@1 among 40 pairs: mine": pairs}
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
 
 
