@@ -18,6 +18,7 @@ from clip_benchmark import cli
 from clip_benchmark.metrics import linear_probe, zeroshot_classification
 from clip_benchmark_runs import CLASSES, evaluate
 from embedding import similarity_scores
+from faulty_servers import FaultyServer
 from PIL import Image
 from sklearn.metrics import average_precision_score
 
@@ -225,9 +226,13 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
     assert again["metrics"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_more_workers_than_shards_read_every_image_once(folders, ours):
-    single = evaluate(folders / "single", "--model", ours)
-    assert evaluate(folders / "single", "--model", ours, workers=3)["metrics"] == pytest.approx(single["metrics"])
+def test_shards_behind_a_url_and_more_workers_than_shards_give_every_image_once(folders, ours, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    single = evaluate(folders / "single", "--model", ours)["metrics"]
+    assert evaluate(folders / "single", "--model", ours, workers=3)["metrics"] == pytest.approx(single)
+    with FaultyServer.of_folder(folders) as server:
+        for name, metrics in (("single", single), ("pairs", evaluate(folders / "pairs", "--model", ours)["metrics"])):
+            assert evaluate(f"{server.root}/{name}", "--model", ours)["metrics"] == pytest.approx(metrics)
 
 
 def test_accuracy_gives_equal_scores_to_the_lower_class():

@@ -7,6 +7,7 @@ import miniatures
 import pytest
 import torch
 from commands import datacomp
+from faulty_servers import FaultyServer
 
 from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
@@ -113,6 +114,16 @@ def test_saved_embeddings_serve_a_later_similarity(suite, tmp_path):
     suite.run(tmp_path / "out", *features, "--similarity", "csd", "wasserstein2")
     assert stored() == before != {}
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
+
+
+def test_datasets_are_read_over_the_network(suite, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
+    with FaultyServer.of_folder(suite.data) as server:
+        suite.run(tmp_path / "far", *tasks, "--data", server.root)
+    suite.run(tmp_path / "near", *tasks)
+    far, near = ([line["metrics"] for line in lines_of(tmp_path / out)] for out in ("far", "near"))
+    assert len(far) == 2 and far == near
 
 
 def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(suite, monkeypatch):
