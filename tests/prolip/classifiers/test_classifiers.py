@@ -205,7 +205,7 @@ def test_probabilities_of_a_match_become_those_of_classes(drawings, tmp_path):
     np.testing.assert_allclose(found.predict_proba(rows), p / p.sum(1, keepdims=True), rtol=1e-4)
 
 
-def test_bad_input_is_refused_in_words(small, drawings):
+def test_bad_input_is_refused_in_words_and_a_diverged_model_gives_no_answer(small, drawings):
     found = ZeroShotClassifier(small, NAMES).fit()
     rows = found.embed(drawings[0][:4])
     width = rows.shape[1]
@@ -233,8 +233,18 @@ def test_bad_input_is_refused_in_words(small, drawings):
         with pytest.raises(ValueError, match=words):
             use()
 
+    def diverged(batch):
+        return Gaussian(*torch.full((2, len(batch), 192), NAN))
 
-def test_a_new_fit_forgets_the_calibration_of_risk_also_where_it_fails(eyes):
+    blind, mute = copy.copy(small), copy.copy(small)
+    blind.encode_image, blind.novelty, mute.encode_text = diverged, None, diverged
+    with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
+        ZeroShotClassifier(blind, NAMES).fit().predict(drawings[0][:3])
+    with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
+        ZeroShotClassifier(mute, NAMES).fit()
+
+
+def test_a_new_fit_forgets_the_calibration_of_risk_and_labels_of_another_type_do_not_calibrate(eyes):
     z, labels = points(300, 0)
     texts = {0: "0", 1: "1", 2: "2"}
     few = FewShotClassifier(eyes, classes=texts)
@@ -249,6 +259,12 @@ def test_a_new_fit_forgets_the_calibration_of_risk_also_where_it_fails(eyes):
         few.fit(z, np.zeros(len(labels)))
     with pytest.raises(NotFittedError):
         few.predict(z, risk=0.5)
+    z, labels = points(40, 0)
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
+    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels)):
+        with pytest.raises(ValueError, match="give labels of their type"):
+            found.calibrate_risk(z, np.array(bad, dtype=object))
+    assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
 
 
 def test_thresholds_are_of_the_confidence_that_refuses(small, drawings):
@@ -293,27 +309,6 @@ def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
     np.testing.assert_array_equal(found.set_params(similarity="kl").predict_log_proba(rows), log_p)
     assert np.abs(found.fit().predict_log_proba(rows) - log_p).max() > 0.5
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict_proba(rows), found.predict_proba(rows))
-
-
-def test_a_diverged_model_gives_no_answer(small, drawings):
-    def diverged(batch):
-        return Gaussian(*torch.full((2, len(batch), 192), NAN))
-
-    blind, mute = copy.copy(small), copy.copy(small)
-    blind.encode_image, blind.novelty, mute.encode_text = diverged, None, diverged
-    with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
-        ZeroShotClassifier(blind, NAMES).fit().predict(drawings[0][:3])
-    with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
-        ZeroShotClassifier(mute, NAMES).fit()
-
-
-def test_labels_of_another_type_do_not_calibrate(eyes):
-    z, labels = points(40, 0)
-    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
-    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels)):
-        with pytest.raises(ValueError, match="give labels of their type"):
-            found.calibrate_risk(z, np.array(bad, dtype=object))
-    assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
 
 
 def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(small):

@@ -101,7 +101,7 @@ def test_captions_of_a_list_are_shuffled_by_their_place(sets):
         assert set(ids.tolist()) - {-1} == wanted
 
 
-def test_other_forms_are_refused():
+def test_a_word_or_the_flag_says_what_it_is_and_other_forms_are_refused(sets):
     for data, settings, message in (
         ("coco:a.json", {}, r"'coco:a.json' has 1 address\(es\): write coco:JSON,IMAGES"),
         ("cub:a,b,c,d", {}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
@@ -111,9 +111,6 @@ def test_other_forms_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             build(data, **settings)
-
-
-def test_a_word_or_the_flag_says_what_it_is(sets):
     for word, data in sets.items():
         assert source_of(DataConfig(train_data=data)).kind == word
     assert source_of(DataConfig(train_data="a.json,b", dataset_type="coco")) == ("coco", "a.json,b")

@@ -94,15 +94,12 @@ def test_ranks_together_give_the_metrics_of_one_process(answers, ours, sets):
             assert math.isclose(value, result.metrics[name], rel_tol=1e-6, abs_tol=1e-6), (key, name)
 
 
-def test_damage_on_any_rank_is_counted_once_or_told_to_all(answers):
+def test_damage_and_errors_of_any_rank_are_counted_once_or_told_to_all(answers):
     first, second, third = answers[1]
     for damaged, images in first[:2]:
         assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
     assert second[:2] == third[:2] == [None, None]
     assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
-
-
-def test_an_error_of_one_rank_ends_the_work_of_all(answers):
     lost, peer = "TaskLost: rank 1: DamagedData: gone", "PeerError: rank 1: TypeError: gone"
     assert answers[2] == ([lost, peer], [lost, "TypeError: gone"], [lost, peer])
 

@@ -11,7 +11,7 @@ table = corpus.caption_table()
 sets, level = truth(corpus)
 
 
-def test_true_pairs_are_proper_subsets_of_a_more_general_level():
+def test_true_pairs_are_proper_subsets_negatives_no_kinds_and_siblings_share_the_parent():
     wanted = {(a, b) for a in sets for b in sets if sets[a] < sets[b] and level[a] > level[b]}
     pairs = text_pairs(table, most=10**6)
     found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
@@ -19,10 +19,6 @@ def test_true_pairs_are_proper_subsets_of_a_more_general_level():
     assert [tuple(row) for row in pairs.levels] == [
         (level[table.texts[a]], level[table.texts[b]]) for a, b in zip(pairs.inner, pairs.outer)
     ]
-
-
-def test_negatives_are_no_kinds_and_siblings_share_the_parent():
-    pairs = text_pairs(table, most=10**6)
     outers = {table.texts[b] for b in pairs.outer}
     assert (pairs.random >= 0).mean() > 0.9 and (pairs.sibling >= 0).mean() > 0.5
     for a, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):

@@ -50,7 +50,7 @@ def test_batches_follow_seed_and_epoch_and_can_be_read_again(tmp_path):
         assert not any(map(same, first, other))
 
 
-def test_an_epoch_holds_every_sample_and_rounds_up_and_may_be_left_early(tmp_path):
+def test_an_epoch_holds_every_sample_rounds_up_may_be_left_early_and_is_as_long_on_every_rank(tmp_path):
     write_shards(tmp_path, [9, 5, 6])
     loader = build(tmp_path)
     keys = [key for batch in epoch(loader) for key in batch["key"]]
@@ -63,9 +63,6 @@ def test_an_epoch_holds_every_sample_and_rounds_up_and_may_be_left_early(tmp_pat
     wanted, loader = epoch(build(tmp_path, workers=2), 1), build(tmp_path, workers=2)
     next(iter(loader))
     assert all(map(same, wanted, epoch(loader, 1)))
-
-
-def test_every_rank_has_the_same_number_of_batches_however_uneven_the_shards_are(tmp_path):
     write_shards(tmp_path, [1, 1, 30, 2])
     for rank in range(4):
         loader = build(tmp_path, batch_size=2, rank=rank, world_size=4)
@@ -85,7 +82,7 @@ def test_an_epoch_of_resampled_sources_keeps_their_proportions(tmp_path):
     assert abs(keys.count("a") / len(keys) - 0.75) < 0.11  # 400 shards drawn: five standard deviations
 
 
-def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
+def test_several_captions_are_drawn_the_first_as_for_one_and_unpaired_texts_are_of_no_image_beside_them(tmp_path):
     write_shards(tmp_path, [4, 4])
     one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
     for single, several in zip(one, three, strict=True):
@@ -95,6 +92,12 @@ def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path
             words = letters([f"word {int(key[1:])} {i}" for i in range(3)])
             assert {tuple(text.tolist()) for text in row} <= {tuple(word.tolist()) for word in words}
     assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+    write_shards(tmp_path, [4, 4])
+    pairs, apart = (epoch(build(tmp_path, workers=2, unpaired=unpaired)) for unpaired in (False, True))
+    for pair, other in zip(pairs, apart, strict=True):
+        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
+        assert not (pair["text"] == other["text"]).all(1).any()
+        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
 
 
 def test_words_are_dropped_anew_each_epoch_the_same_for_ranks_and_workers_and_identities_stay(tmp_path):
@@ -125,15 +128,6 @@ def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
         build(tmp_path)
     (batch,) = epoch(build(tmp_path, captions=0))
     assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4
-
-
-def test_unpaired_texts_are_those_of_the_batch_and_of_no_image_beside_them(tmp_path):
-    write_shards(tmp_path, [4, 4])
-    pairs, apart = (epoch(build(tmp_path, workers=2, unpaired=unpaired)) for unpaired in (False, True))
-    for pair, other in zip(pairs, apart, strict=True):
-        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
-        assert not (pair["text"] == other["text"]).all(1).any()
-        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
 
 
 def test_known_matches_name_the_drawn_and_all_captions(tmp_path):

@@ -204,16 +204,13 @@ def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
 
 
 # --- encodings and quotation marks
-def test_a_byte_order_mark_is_read_and_other_encodings_are_named(tmp_path):
+def test_byte_order_marks_are_read_other_encodings_named_and_paths_may_hold_any_bytes(tmp_path):
     text, path = "filepath\ttitle\na.png\tcäfé\n", tmp_path / "d.csv"
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_csv(path, COLUMNS, "\t").rows[0].caption == "cäfé"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"d.csv is no UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
         read_csv(path, COLUMNS, "\t")
-
-
-def test_paths_may_hold_any_bytes_and_line_breaks_of_files_that_are_there(tmp_path):
     names = ("caf\udce9.png", "a\nb.png", "a\x1b[31m.png", "\u202e\u2028.png", '"q".png')
     for name in names:
         (tmp_path / name).write_bytes(b"")

@@ -110,15 +110,12 @@ def iapr(tmp_path):
     return mini.iapr(tmp_path / "iaprtc12", images=20)
 
 
-def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
+def test_sentences_are_captions_and_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     samples = {sample.key: sample for sample in open_set("iapr", iapr, split="all").samples()}
     assert samples["00/1"].captions == ("a café of Smith & Sons & Co", "a wall behind it")
     assert [len(samples[f"{i // 2:02d}/{i}"].captions) for i in range(2, 6)] == [3, 1, 2, 3]
     assert samples["01/3"].image == (iapr / "images/01/3.jpg").read_bytes()
     assert list(samples)[:3] == ["00/0", "00/1", "01/2"]
-
-
-def test_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     test, train = (keys(open_set("iapr", iapr, split=split)) for split in ("test", "train"))
     assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 8
     assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 20

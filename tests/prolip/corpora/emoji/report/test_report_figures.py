@@ -20,7 +20,7 @@ def result():
     return make_result(traces=[0.8, 0.4, 0.2, 0.1])
 
 
-def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
+def test_expected_numbers_and_their_intervals_stand_where_units_have_them_and_nowhere_without():
     result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
     assert figures.expected_matches(result) is None and uncertainty.read_all(result)["expected"] == ""
     result = with_units(result)
@@ -39,9 +39,6 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     said = uncertainty.read_all(result)["expected"]
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
-
-
-def test_thin_lines_are_the_intervals_of_the_true_numbers():
     result = with_doubt(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
     (axes,) = figures.expected_matches(result).axes
     (lines,) = (drawn for drawn in axes.collections if isinstance(drawn, LineCollection))
@@ -132,13 +129,10 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
 
 
-def test_every_figure_is_drawn(result, tmp_path):
+def test_every_figure_is_drawn_and_constant_traces_stop_none(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     traces = {"trace_histogram", "trace_by_level", "trace_by_length", "true_matches"}
     assert set(drawn) == {"evaluations", "learning_curves", "refused", "pca"} | traces
-
-
-def test_constant_traces_of_a_deterministic_model_do_not_stop_the_figures(tmp_path):
     drawn = figures.draw_all(runs.RunFolder(tmp_path, result=make_result()))
     assert "Spearman undefined" in drawn["true_matches"].axes[0].get_title(loc="left")
     assert "learning_curves" not in drawn
