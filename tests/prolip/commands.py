@@ -19,7 +19,7 @@ def run(*words: object) -> None:
         raise SystemExit(code)
 
 
-def refused(capsys: Any, command: Callable[[list[str]], object], *words: object) -> str:
+def refusal(capsys: Any, command: Callable[[list[str]], object], *words: object) -> str:
     """The errors of a command that ends with code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

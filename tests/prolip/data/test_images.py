@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from faulty_servers import FaultyServer, closing_port
 from PIL import Image
+from tiny_tars import saved
 
 import prolip
 from prolip.data import images
@@ -25,12 +26,6 @@ def drawing(width=96, height=80):
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 5, 3), dtype=np.uint8)).resize((width, height))
     return Image.fromarray((np.asarray(coarse) // 2 + rng.integers(0, 120, (height, width, 3))).astype(np.uint8))
-
-
-def saved(image, kind="JPEG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 TURNED = Image.Exif()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 import torch
 from faulty_servers import FaultyServer
 from PIL import Image
+from tiny_tars import saved
 
 import prolip
 from prolip.cli.command import parser_of
@@ -20,13 +20,12 @@ from prolip.data.reading import remote as hosts
 from prolip.gaussian import Gaussian
 from prolip.search.query import embed, read_queries
 
-PICTURE = io.BytesIO()
-Image.new("RGB", (3, 2), "red").save(PICTURE, "PNG")
+PICTURE = saved(Image.new("RGB", (3, 2), "red"), "PNG")
 
 
 @pytest.fixture
 def server():
-    with FaultyServer({"a.png": PICTURE.getvalue()}) as found:
+    with FaultyServer({"a.png": PICTURE}) as found:
         yield found
 
 

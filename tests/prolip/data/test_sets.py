@@ -1,8 +1,8 @@
 """Training on published sets: their images with all of their captions, from the very readers that evaluation has."""
 
-import sys
 from pathlib import Path
 
+import miniatures as mini
 import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import letters, plain
@@ -11,9 +11,6 @@ from prolip.data.captions import caption_id
 from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples, source_of
 from prolip.evaluation.datasets.registry import open_dataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
-import miniatures as mini  # noqa: E402
 
 
 @pytest.fixture

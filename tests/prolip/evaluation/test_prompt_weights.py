@@ -8,7 +8,7 @@ import miniatures as mini
 import numpy as np
 import pytest
 import torch
-from commands import evaluate, run
+from commands import evaluate, refusal, run
 from PIL import Image
 
 from prolip.evaluation import prompts as best_prompts
@@ -102,13 +102,6 @@ def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, mon
 
 def prompts(words):
     run("prompts", *words)
-
-
-def refusal(capsys, command, *words):
-    with pytest.raises(SystemExit) as ended:
-        command(list(words))
-    assert ended.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, tmp_path, capsys, theirs):

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_loaders import build, epoch, gathered, same, write_csv
@@ -10,6 +11,7 @@ from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
 from prolip.data.captions import caption_id
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.samples import seed_rng
 
 
 def data_of(kind, tmp_path):
@@ -92,7 +94,6 @@ def test_several_captions_are_drawn_the_first_as_for_one_and_unpaired_texts_are_
             words = letters([f"word {int(key[1:])} {i}" for i in range(3)])
             assert {tuple(text.tolist()) for text in row} <= {tuple(word.tolist()) for word in words}
     assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
-    write_shards(tmp_path, [4, 4])
     pairs, apart = (epoch(build(tmp_path, workers=2, unpaired=unpaired)) for unpaired in (False, True))
     for pair, other in zip(pairs, apart, strict=True):
         assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
@@ -162,7 +163,8 @@ def test_ids_are_padded_over_workers_with_minus_one(tmp_path):
 def test_reading_leaves_the_global_generators_alone(tmp_path):
     write_shards(tmp_path, [8, 8])
     for workers in (0, 2):
-        torch.manual_seed(3), random.seed(3)
-        before = torch.get_rng_state(), random.getstate()
+        seed_rng(3)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
         epoch(build(tmp_path, workers=workers))
         assert torch.equal(before[0], torch.get_rng_state()) and random.getstate() == before[1]
+        assert np.random.get_state()[1].tolist() == before[2]  # noqa: NPY002

@@ -1,10 +1,8 @@
 """Shards damaged at random, seeded.
 
-Without an index, structure is promised. Either the samples are identical, or a fault is counted and every sample that
-was handed out is byte for byte a true one, or the damaged bytes are still a well-formed archive (a flip in a file's
-data, a whole member that is gone or there twice): then the samples are that archive's, by an independent parser below.
-A cut, and bytes that are gone or there twice in other than multiples of 512, are always seen. With an index, content:
-whatever was done to the bytes is counted, and every sample is a true one.
+Without an index the samples are identical, or a fault is counted and every sample is a true one, or the damaged bytes
+are still a well-formed archive by an independent parser. A cut, and bytes that are gone or there twice in other than
+multiples of 512, are always seen. With an index any damage is counted, and every sample is a true one.
 """
 
 import io

@@ -165,11 +165,9 @@ def test_a_shard_without_an_entry_with_another_count_or_with_another_end_than_th
     assert len(read_counted(longer, PIPES)[0]) == 4
     _, faults = read_counted(longer, reader=ShardReader(PIPES, ShardIndex.of(index.place, {longer: index[url]})))
     assert faults.kinds["index mismatch"] == 1 and "the shard goes on" in faults.examples[0]
-    url, index = indexed
     for entries, said in (({}, "has no entry"), ({url: Entry(5, *index[url][1:])}, "has 4 samples, the index says 5")):
         _, faults = read_counted(url, reader=ShardReader(index=ShardIndex.of(index.place, entries)))
         assert faults.kinds["index mismatch"] == 1 and said in faults.examples[0]
-    url, index = indexed
     assert len(list(ShardReader(index=index)(url))) == 4
     write_tar(Path(url), [(f"s{i:03d}", members(i)) for i in range(2)])
     assert read_counted(url)[1].kinds == {}  # nothing tells without an index

@@ -212,9 +212,7 @@ def test_webdatasets_own_grouping_gives_the_same_samples(tmp_path):
 
 
 # --- counting
-def test_local_shards_are_counted_with_selection_and_incomplete_samples_and_remote_or_large_ones_not(
-    tmp_path, monkeypatch
-):
+def test_local_shards_are_counted_by_usable_samples_and_remote_or_large_ones_not(tmp_path, monkeypatch):
     urls = write_shards(tmp_path, [4, 3])
     assert count_samples(urls) == 7
     assert count_samples(urls, "group=objects") == 2

@@ -1,6 +1,5 @@
 """Examples of a test set are chosen by the rule that the page states, and outlive their file."""
 
-import io
 import json
 import re
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from report_stand_in import write_run
+from tiny_tars import saved
 
 from prolip.corpora.emoji.report import examples, runs
 from prolip.corpora.emoji.report.page import make_report
@@ -21,9 +21,7 @@ from prolip.scores import MeanScore, TrueMatchScore
 
 
 def encoded(i):
-    out = io.BytesIO()
-    Image.new("RGB", (300, 200), (20 * i % 255, 90, 10)).save(out, "png")
-    return out.getvalue()
+    return saved(Image.new("RGB", (300, 200), (20 * i % 255, 90, 10)), "png")
 
 
 def features(kind="retrieval", count=10, **card):
