@@ -331,8 +331,6 @@ def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, capl
     for _ in range(2):
         warn_once.cache_clear() if not caplog.messages else None
         ZeroShotClassifier(small, NAMES).fit(z, mixed)
-    own = OwnFirst.of(
-        torch.from_numpy(class_logits(small.score, z, small.embed_texts(sorted(NAMES)))),
-        torch.from_numpy(np.searchsorted(sorted(NAMES), mixed)),
-    )
+    logits, own = class_logits(small.score, z, small.embed_texts(NAMES)), np.searchsorted(NAMES, mixed)
+    own = OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(own))
     assert own.at_chance and caplog.messages == [f"{own}, by the names of its classes"]

@@ -39,14 +39,9 @@ def test_it_is_the_mode_that_a_search_without_gradients_finds():
     found = fit_sharpness([logits, other], labels, uncertainty, loose=[1.0, 3.0])
     u = (uncertainty - uncertainty.mean()) / uncertainty.std()
     x = np.append(np.log(found.weights), found.slope)
-    wanted = minimize(
-        posterior,
-        np.zeros(3),
-        ([logits, other], labels, u),
-        "Nelder-Mead",
-        options={"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000},
-    ).x
-    np.testing.assert_allclose(x, wanted, atol=1e-4)
+    exactly = {"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000}
+    wanted = minimize(posterior, np.zeros(3), ([logits, other], labels, u), "Nelder-Mead", options=exactly)
+    np.testing.assert_allclose(x, wanted.x, atol=1e-4)
     np.testing.assert_allclose(approx_fprime(x, posterior, 1e-6, [logits, other], labels, u), 0, atol=2e-3)
 
 

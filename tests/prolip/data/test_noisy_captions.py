@@ -123,10 +123,8 @@ def test_ranks_that_share_the_reading_find_what_one_finds(folder):
     def gather(value, work):  # what the other rank says is computed here, as it would be there
         if value is None:
             return work([None, None])
-        parts = [
-            noises.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
-            for rank, loader in enumerate(sources)
-        ]
+        given = dict(whole.shards), whole.captions
+        parts = [noises.read_slots(one._chunks.source, *given, rank, 2) for rank, one in enumerate(sources)]
         answers.append(value[0])
         return work([(part, "") for part in parts])
 

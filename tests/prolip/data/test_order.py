@@ -239,10 +239,8 @@ def test_kept_shards_give_the_samples_that_reading_each_time_gives(tmp_path, kin
     urls, select = tuple(write_shards(tmp_path, [9] * 3)), Selector.parse("group=objects|food drink")
     weights = (1.0, 2.0, 1.0) if kind == "resampled" else None
     readers = [Counted(), Counted()]
-    kept, often = (
-        ShardSource(urls, select, 4, kind == "by sample", reader, KeptShards(room), weights)
-        for reader, room in zip(readers, (1 << 20, 0))
-    )
+    keeping = zip(readers, (KeptShards(1 << 20), KeptShards(0)))
+    kept, often = (ShardSource(urls, select, 4, kind == "by sample", *both, weights) for both in keeping)
     assert drawn(kept, 180) == drawn(often, 180)
     assert readers[0].times == dict.fromkeys(urls, 1) and min(readers[1].times.values()) > 5
     for raw in drawn(kept, 9):

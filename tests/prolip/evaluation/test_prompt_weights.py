@@ -49,10 +49,8 @@ def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
     predicted = torch.empty_like(labels)
     for own in (first, ~first):
         others = (~own).nonzero().squeeze(1)
-        keys = [features.keys[row] for row in others.tolist()]
-        weights = reweigh(
-            fit, features.image.select(others), keys, features.prompts, score, labels[others] if fit.shots else None
-        ).weights
+        keys, shown = [features.keys[row] for row in others.tolist()], labels[others] if fit.shots else None
+        weights = reweigh(fit, features.image.select(others), keys, features.prompts, score, shown).weights
         assert not torch.allclose(weights, torch.full_like(weights, 0.25), atol=0.02)
         classes = mixture(features.prompts, weights)
         predicted[own] = score.pairwise(features.image.select(own), classes).argmax(1)

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import miniatures as mini
 import numpy as np
 import pytest
 from drawn_shards import write_shard
@@ -10,9 +11,7 @@ from PIL import Image
 from test_hierarcaps import ROWS, URL
 from test_hierarimgs import coco  # noqa: F401  # a fixture
 
-import prolip
 from prolip.cli.main import main as prolip_main
-from prolip.models.checkpoint import save_pretrained
 
 
 def main(words):
@@ -22,8 +21,7 @@ def main(words):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A small random model whose traces differ."""
-    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    return f"local-dir:{save_pretrained(made, tmp_path_factory.mktemp('small'))}"
+    return mini.prolip_folder(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

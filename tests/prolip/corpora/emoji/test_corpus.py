@@ -36,11 +36,8 @@ def test_drawings_of_several_shards_share_their_concepts_also_when_selected(corp
 
 def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
     table = corpus.caption_table()
-    by_row = {
-        (emoji.LEVELS[table.level[r]], table.texts[table.text[r]]): table.relation[r].astype(int).tolist()
-        for r in range(len(table.level))
-    }
-    assert by_row == {
+    rows = zip(table.level, table.text, table.relation)
+    assert {(emoji.LEVELS[level], table.texts[text]): row.astype(int).tolist() for level, text, row in rows} == {
         ("group", "nature"): [1, 1, 0, 0],
         ("group", "places"): [0, 0, 1, 1],
         ("subgroup", "mammal"): [1, 1, 0, 0],

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 
+import miniatures as mini
 import numpy as np
 import pytest
 import torch
@@ -289,13 +290,8 @@ def test_results_survive_saving(known, tmp_path):
 
 
 def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
-    import prolip
-    from prolip.models.checkpoint import save_pretrained
-
-    torch.manual_seed(0)
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     out = tmp_path / "eval"
-    arguments = ["--model", f"local-dir:{tmp_path / 'model'}", "--data", str(shards[0]), "--names", str(shards[1])]
+    arguments = ["--model", mini.prolip_folder(tmp_path / "model"), "--data", str(shards[0]), "--names", str(shards[1])]
     got = evaluate_corpus([*arguments, "--similarity", "mean", "--output", str(out)])
     assert "image -> names" in capsys.readouterr().out
     assert 0 <= got.metrics["names/i2t/R@10"] <= 1 and got.image.mean.shape == (9, 32)

@@ -111,12 +111,7 @@ def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, 
     objects = {Path(url).name: Path(url).read_bytes() for url in write_shards(tmp_path, [8] * 4)}
     start = time.monotonic()
     with FaultyServer(objects) as server:
-        data = {
-            "empty": str(tmp_path),
-            "missing": server.url("missing", "{0..3}.tar"),
-            "busy": server.url("busy", "{0..3}.tar"),
-            "command": "pipe:exit {3..6}",
-        }[kind]
+        data = {"empty": str(tmp_path), "command": "pipe:exit {3..6}"}.get(kind) or server.url(kind, "{0..3}.tar")
         for url in tmp_path.glob("*.tar"):
             url.write_bytes(b"")
         name = {"missing": "unreadable shard", "busy": "interrupted shard"}.get(kind, "broken shard")

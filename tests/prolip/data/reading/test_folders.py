@@ -107,16 +107,11 @@ def test_captions_and_classes_of_a_sample(raw, stated):
         stated_by({"__key__": "a", "json": b"{"})
 
 
-@pytest.mark.parametrize(
-    "caption, members",
-    [
-        ("a cat", {"txt": b"a cat"}),
-        (["a cat"], {"txt": b"a cat"}),
-        ("", {}),
-        ("a cat\non a mat", {"captions": ["a cat\non a mat"]}),
-        (["a", "b"], {"captions": ["a", "b"]}),
-    ],
-)
+STORED = [("", {}), *((caption, {"txt": b"a cat"}) for caption in ("a cat", ["a cat"]))]
+STORED += [("a cat\non a mat", {"captions": ["a cat\non a mat"]}), (["a", "b"], {"captions": ["a", "b"]})]
+
+
+@pytest.mark.parametrize("caption, members", STORED)
 def test_a_stored_row_states_its_captions_to_training_and_to_evaluation(caption, members):
     found = as_stored({"txt": caption, "json": {"label": "cat"}, "png": b"image"}, "sub/a.b c.png")
     record = json.loads(found["json"])

@@ -73,10 +73,9 @@ def write(rng):
     rng.shuffle(names)
     quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
     style = Style(rng.choice([",", "\t", ";", "|"]), quoting, rng.choice(["\n", "\r\n", "\r"]), tuple(names))
-    rows = [
-        {name: caption(rng, style.separator) for name in names} | {"filepath": path_of(rng, number)}
-        for number in range(rng.randint(1, 8))
-    ]
+    rows = [{name: caption(rng, style.separator) for name in names} for _ in range(rng.randint(1, 8))]
+    for number, row in enumerate(rows):
+        row["filepath"] = path_of(rng, number)
     cells = [[encode(style, cell) for cell in row] for row in ([*names], *([row[n] for n in names] for row in rows))]
     return Written(style, cells, [(row["filepath"], row["title"], row["name"]) for row in rows])
 

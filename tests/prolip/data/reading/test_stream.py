@@ -92,11 +92,8 @@ def alive(mark):
 
 def test_a_command_that_stalls_trickles_or_is_left_is_killed_with_all_its_children(tmp_path):
     start, mark = time.monotonic(), tmp_path / "pid"
-    for command in (
-        f"echo x; (echo $BASHPID > {mark}; exec sleep 60) | cat",
-        "while true; do echo x; sleep 0.05; done",
-        "echo x; exec >&-; sleep 60",
-    ):
+    stalled = f"echo x; (echo $BASHPID > {mark}; exec sleep 60) | cat"
+    for command in (stalled, "while true; do echo x; sleep 0.05; done", "echo x; exec >&-; sleep 60"):
         fault = fault_of(f"pipe:{command}", HASTY)
         assert fault.kind == "interrupted shard" and "stalled" in fault.message
     assert time.monotonic() - start < 50  # the commands themselves take a minute, and for ever

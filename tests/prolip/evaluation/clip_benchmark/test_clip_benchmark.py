@@ -175,9 +175,7 @@ def test_linear_probe_reads_the_means_and_none_of_other_weights_in_the_same_fold
     assert result["metrics"]["weight_decay"] > 0 and 0 <= result["metrics"]["lp_acc1"] <= 1
 
 
-def test_an_openclip_model_gets_the_same_numbers_from_clip_benchmark_from_our_command_and_from_our_evaluator(
-    folders, theirs, monkeypatch
-):
+def test_an_openclip_model_gets_the_numbers_of_clip_benchmark_and_of_our_evaluator(folders, theirs, monkeypatch):
     name, weights = theirs
     flags = ["--model", name, "--pretrained", weights]
     model = Embedder.load(name, weights)

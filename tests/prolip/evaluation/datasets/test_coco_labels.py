@@ -33,13 +33,9 @@ def package_figures(matrix, image_ids, caption_ids, folder):
         getattr(found, f"set_{name}_gts")(*files)
     found.coco_ids = np.load(folder / "coco_test_ids.npy")
     image_ids, caption_ids = np.array(image_ids, dtype=np.int32), np.array(caption_ids, dtype=np.int32)
-    orders = (np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T))
-    i2t, t2i = (
-        dict(zip(keys.tolist(), ids[order]))
-        for keys, ids, order in zip((image_ids, caption_ids), (caption_ids, image_ids), orders)
-    )
-    found.set_i2t_retrieved_items(i2t)
-    found.set_t2i_retrieved_items(t2i)
+    orders = [np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T)]
+    found.set_i2t_retrieved_items(dict(zip(image_ids.tolist(), caption_ids[orders[0]])))
+    found.set_t2i_retrieved_items(dict(zip(caption_ids.tolist(), image_ids[orders[1]])))
     # Asked for apart: beside mAP@R the package drops the recalls, and R-Precision it gives only with mAP@R.
     out = {}
     recalls = found.compute_all_metrics(target_metrics=[f"{s}_recalls" for s in ("coco_1k", "coco_5k", "cxc", "eccv")])

@@ -68,10 +68,8 @@ def test_reliability_of_first_captions_stands_beside_that_without_doubt():
 
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
     wrong = ~result.rankings["names"][0].hit(1).numpy()
-    for made, names in (
-        (result, ["top score", "trace of the drawing"]),
-        (with_units(result), ["answer's probability", "top score", "trace of the drawing"]),
-    ):
+    always = ["top score", "trace of the drawing"]
+    for made, names in ((result, always), (with_units(result), ["answer's probability", *always])):
         (axes,) = figures.refused(made).axes
         labels = [line.get_label() for line in axes.lines]
         assert [label.split("  ")[0] for label in labels] == [*names, "random", "oracle"]
@@ -118,11 +116,9 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
         return found | {"ema/mine/mean_recall@1": i / 200, "birds/acc1": 0.3}
 
     run = runs.RunFolder(tmp_path, evals=[line(4), line(8)])
-    drawn = {
-        ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
-        for ax in figures.evaluations(run).axes
-        if ax.get_visible()
-    }
+    shown = [ax for ax in figures.evaluations(run).axes if ax.get_visible()]
+    lines = [{line.get_label(): list(line.get_ydata()) for line in ax.lines} for ax in shown]
+    drawn = {ax.get_title(loc="left"): of_ax for ax, of_ax in zip(shown, lines)}
     sets = {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04], "birds/acc1": [0.3, 0.3]}
     pairs = {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]}
     assert drawn == {"Test sets": sets, "R@1 among 40 pairs: mine": pairs}
