@@ -46,7 +46,7 @@ def damaged(tmp_path_factory) -> str:
     root = mini.wds_classification(tmp_path_factory.mktemp("damaged") / "wds_birds", images=12)
     samples = {x.key: {"png": x.image, "cls": str(x.label).encode()} for x in open_dataset(f"wds:{root}").samples()}
     samples["s0000005"]["png"] = samples["s0000005"]["png"][:100]
-    mini.write_shards(root / "test", samples.items())
+    mini.write_shards(root / "test", list(samples.items()))
     return f"wds:{root}"
 
 
