@@ -50,9 +50,10 @@ def test_unreadable_sampling_selection_templates_and_shares_are_refused_with_an_
     for templates in (["a photo"], ["{}"], ["a {} {}"]):
         with pytest.raises(ValueError, match="one {}"):
             CaptionSampler.parse("name", templates, {"name": 0.5})
-    for shares in ({}, {"group": 0.5}, {"name": 1.0}, {"name": "half"}, {"name": 0.5}):
+    wrong = [(["a {}"], shares) for shares in ({}, {"group": 0.5}, {"name": 1.0}, {"name": "half"})]
+    for templates, shares in (*wrong, ([], {"name": 0.5})):
         with pytest.raises(ValueError, match="such as name=0.2"):
-            CaptionSampler.parse("name", [] if shares == {"name": 0.5} else ["a {}"], shares)
+            CaptionSampler.parse("name", templates, shares)
 
 
 def test_caption_ids_are_non_negative_int64_and_never_change():
