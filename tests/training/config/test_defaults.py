@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -75,11 +74,9 @@ def test_without_a_gpu_the_model_is_the_small_one_and_one_line_says_so(capsys):
 
 
 def test_what_was_settled_is_printed_and_saved(tmp_path, capsys):
-    more = shlex.split(
-        "--dataset-type synthetic --train-num-samples 20 --model ProLIP-ViT-test --workers 0 --output "
-        f"{tmp_path} --precision fp32 --device cpu --save-frequency 0"
-    )
-    assert main([*more, "--name", "one", "--max-steps", "20"]) == 0
+    more = "--dataset-type synthetic --train-num-samples 20 --model ProLIP-ViT-test --workers 0 --precision fp32"
+    more += f" --device cpu --save-frequency 0 --max-steps 20 --name one --output {tmp_path}"
+    assert main(more.split()) == 0
     text = capsys.readouterr().out
     for fact in ("batch      8 = 1 ranks", "lr 0.0005", "1 steps of warm-up", "beta2 0.95, no clipping", "bias -1.946"):
         assert fact in text, fact

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from training_runs import words
 
 import prolip
 from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
@@ -100,12 +100,7 @@ def test_a_teacher_reaches_the_objective_frozen_and_is_no_part_of_it(toy, tmp_pa
 
 
 def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):
-    words = shlex.split(
-        "--method toy --model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 24 --batch-size 8 "
-        "--workers 0 --max-steps 1 --warmup 0 --log-every-n-steps 1 --device cpu --precision fp32 --output "
-        f"{tmp_path} --name shown"
-    )
-    assert main(words) == 0
+    assert main(words(tmp_path, "shown", "--method", "toy", "--max-steps", 1, "--warmup", 0)) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)
     assert " | scale " in line and "bias" not in line
     assert '"bias": -10.0' in (tmp_path / "shown" / "metrics.jsonl").read_text()

@@ -96,7 +96,7 @@ def test_the_bias_minimises_the_loss_of_the_first_batch(case):
         assert share_of_ranks(0, 1, case, parts) == pytest.approx(expected, abs=1e-3)
 
 
-def test_ranks_find_the_bias_of_one_process(ranks=3):
+def test_ranks_find_the_bias_of_one_process(ranks=2):
     found = run_ranks(ranks, every_case, ranks)
     assert all(each == found[0] for each in found)
     assert found[0] == pytest.approx({case: best_bias(case) for case in SETTINGS}, abs=1e-3)

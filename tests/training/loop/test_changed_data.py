@@ -57,9 +57,9 @@ def test_other_noise_is_not_gone_on_with(tmp_path, capsys):
 
 
 def test_two_ranks_change_what_one_process_changes(tmp_path, forked):
-    for name, ranks, batch, workers in (("one", 1, 16, 2), ("two", 2, 8, 1)):
-        place = ["--batch-size", batch, "--workers", workers, "--output", tmp_path, "--name", name]
-        assert forked.run(*TINY, *AUGMENTED, *NOISE, *place, "--seed", 3, ranks=ranks) == 0, forked.err[-3000:]
     one, two = tmp_path / "one", tmp_path / "two"
+    for folder, ranks, batch, workers in ((one, 1, 16, 2), (two, 2, 8, 1)):
+        place = ["--batch-size", batch, "--workers", workers, "--output", tmp_path, "--name", folder.name]
+        assert forked.run(*TINY, *AUGMENTED, *NOISE, *place, "--seed", 3, ranks=ranks) == 0, forked.err[-3000:]
     torch.testing.assert_close(losses(two), losses(one), rtol=1e-4, atol=1e-5)
     assert swaps(one) == swaps(two) and len(swaps(one)) > 100

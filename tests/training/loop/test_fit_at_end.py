@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,15 @@ TRAINING = shlex.split(
     "name:2,keywords,group --model ProLIP-ViT-test --precision fp32 --device cpu --warmup 1 --max-steps 2 "
     "--log-every-n-steps 1 --no-report --ema-decay 0.5"
 )
+
+
+ALONE = [*TRAINING, "--batch-size", "16", "--workers", "0"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Two steps by one process without workers."""
+    return begin(tmp_path_factory.mktemp("whole"), "whole", *ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +98,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
         raise OSError("the object store is gone")
 
     monkeypatch.setattr("training.hooks.captioned_samples", gone)
-    folder = begin(tmp_path, "gone", *TRAINING, "--batch-size", "16", "--workers", "0", *VALIDATION)
+    folder = begin(tmp_path, "gone", *ALONE, *VALIDATION)
     said = capsys.readouterr().out
     assert "warning: variances were NOT fitted: the object store is gone" in said
     assert load_file(folder / "model/model.safetensors")["match.values"].abs().sum() == 0
@@ -119,28 +129,27 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
-def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(whole, tmp_path, monkeypatch):
     """SIGTERM comes with the first batch of texts that is embedded at the end."""
 
     def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
         encode = honest(model, side, *rest)
         return encode if side != "text" else lambda batch: (os.kill(os.getpid(), signal.SIGTERM), encode(batch))[1]
 
-    words = [*TRAINING, "--batch-size", "16", "--workers", "0"]
-    whole, folder = begin(tmp_path, "whole", *words), tmp_path / "stopped"
+    folder = tmp_path / "stopped"
     STOP.install()
     try:
         with monkeypatch.context() as patch:
             patch.setattr("training.hooks.embed_texts", partial(embed_texts, batch_size=32))
             patch.setattr("training.hooks.hidden_encoder", encoder)
-            assert main([*TINY, *words, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
+            assert main([*TINY, *ALONE, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
     finally:
         STOP.number = 0
         STOP.release()
     state = load_checkpoint(newest(folder))
     assert state["step"] == 2 and not state["closed"] and not state["objective"]["model.match.values"].any()
     assert json.loads((folder / "status.json").read_text())["state"] == "stopped" and not (folder / "model").exists()
-    begin(tmp_path, "stopped", *words, "--resume", "latest")
+    begin(tmp_path, "stopped", *ALONE, "--resume", "latest")
     state = load_checkpoint(newest(folder))  # taken after the fit
     assert state["closed"] and state["objective"]["model.match.values"].any()
     one, other = (load_file(run / "model/model.safetensors") for run in (folder, whole))
@@ -148,12 +157,10 @@ def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_g
         torch.testing.assert_close(x, other[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_path, capsys):
-    words = [*TRAINING, "--batch-size", "16", "--workers", "0"]
-    folder = begin(tmp_path, "run", *words)
-    (folder / "status.json").write_text('{"state": "stopped"}')
-    capsys.readouterr()
-    begin(tmp_path, "run", *words, "--resume", "latest")
+def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run/status.json").write_text('{"state": "stopped"}')
+    begin(tmp_path, "run", *ALONE, "--resume", "latest")
     assert "fitted variances" not in capsys.readouterr().out
-    begin(tmp_path, "run", *words, "--resume", "latest", "--max-steps", "3")
+    begin(tmp_path, "run", *ALONE, "--resume", "latest", "--max-steps", "3")
     assert "fitted variances to" in capsys.readouterr().out

@@ -121,8 +121,8 @@ def test_ranks_and_micro_batches_train_as_one_process(runs, start, name):
 
 def test_only_the_first_rank_speaks_and_writes(runs):
     assert (runs / "parts.out").read_text().count(f"step {STEPS}/{STEPS}") == 1
-    assert len(rows(runs / "parts", kind="eval")) == 1 and (runs / "parts/eval.json").exists()
-    assert (runs / "parts/model_ema").exists()
+    assert len(rows(runs / "parts", kind="eval")) == 1
+    assert (runs / "parts/eval.json").exists() and (runs / "parts/model_ema").exists()
 
 
 def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
