@@ -7,6 +7,7 @@ import tempfile
 import time
 
 import pytest
+from training_runs import words
 
 from training.health.signals import Watchdog
 
@@ -80,8 +81,7 @@ training.loop.training_step = slow
 
 
 def test_every_rank_of_a_hanging_run_prints_its_stacks(forked, tmp_path):
-    words = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 64 --batch-size 4 --workers 0"
-    words += " --max-steps 4 --warmup 1 --device cpu --stall-seconds 1 --name run --output"
-    assert forked.run(*words.split(), tmp_path, ranks=2, before=STUCK) == 0, forked.err[-3000:]
+    line = words(tmp_path, "run", "--batch-size", 4, "--max-steps", 4, "--stall-seconds", 1)
+    assert forked.run(*line, ranks=2, before=STUCK) == 0, forked.err[-3000:]
     assert forked.err.count("Timeout (") == 2 and "in slow" in forked.err
     assert all(f"rank {rank} stood still for" in forked.err for rank in (0, 1))

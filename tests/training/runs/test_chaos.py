@@ -8,13 +8,13 @@ import shlex
 import signal
 from pathlib import Path
 
-import pytest
+import near_method
 import torch
 from safetensors.torch import load_file
 from training_runs import status, steps_done
 
 from drawings import SHARDS
-from forked import ROOT, until
+from forked import until
 from prolip.methods import FURTHER
 from training.checkpoint.files import Storage, check_checkpoint, list_steps
 
@@ -25,7 +25,8 @@ WORDS = shlex.split(
     "--save-every-steps 3 --no-report --save-frequency 0 --keep-checkpoints 3 --shuffle-buffer 20 --ledger "
     f"--ema-decay 0.9 --resume auto --method near --fsdp --max-steps {STEPS}"
 )
-KNOWN = f"import os, sys; sys.path.append({str(ROOT / 'tests/prolip/methods')!r}); os.environ[{FURTHER!r}] = 'near_method'"
+PLACE = str(Path(near_method.__file__).parent)
+KNOWN = f"import os, sys; sys.path.append({PLACE!r}); os.environ[{FURTHER!r}] = 'near_method'"
 
 
 def ledgers(run: Path) -> list[list[dict]]:
