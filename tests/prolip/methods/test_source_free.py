@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
+from distributed_helpers import run_worlds
 from method_checks import assert_close, gradients
 
 import prolip
@@ -222,9 +223,9 @@ def tied_pool() -> UnpairedEmbeddings:
     return replace(make_pool(30, 30), image=z, text=z)
 
 
-def look_rank(rank: int, world_size: int) -> list[dict]:
+def look_rank(rank: int) -> list[dict]:
     """What each rank has in memory of several pools, looked at in blocks that end within the ranks' shares."""
-    prolip.ranks.BLOCK = 4
+    prolip.ranks.BLOCK, world_size = 4, dist.get_world_size()
     looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
     return [
         make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).pool_state
@@ -232,12 +233,10 @@ def look_rank(rank: int, world_size: int) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
-def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds(monkeypatch, world_size):
+def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds():
     """Of three texts a rank of four has none."""
-    monkeypatch.setattr("prolip.ranks.BLOCK", 4)
-    one = look_rank(0, 1)
-    for found in run_ranks(world_size, look_rank, world_size):
+    (one,), *several = run_worlds([1, 2, 3, 4], look_rank).values()
+    for found in sum(several, []):
         for other, memory in zip(found, one):
             assert other.keys() == memory.keys()
             for name, x in memory.items():
