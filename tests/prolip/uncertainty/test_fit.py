@@ -19,11 +19,7 @@ from prolip.uncertainty import fit, targets
 from prolip.uncertainty.fit import fit_text, fit_true_match, fit_variances
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
-from prolip.uncertainty.targets import (
-    choose_bank,
-    match_probabilities,
-    text_target,
-)
+from prolip.uncertainty.targets import choose_bank, match_probabilities, text_target
 
 
 @pytest.fixture(scope="module")
