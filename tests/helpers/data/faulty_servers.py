@@ -242,13 +242,8 @@ class CuttingProxy(socketserver.ThreadingTCPServer):
 
     def __init__(self, upstream, limit, times, hold=False):
         super().__init__(("127.0.0.1", 0), Relay)
-        self.upstream, self.limit, self.times, self.hold, self.port = (
-            upstream,
-            limit,
-            times,
-            hold,
-            self.server_address[1],
-        )
+        self.upstream, self.limit, self.times, self.hold = upstream, limit, times, hold
+        self.port = self.server_address[1]
         self.cuts, self.lock, self.stopping = 0, threading.Lock(), threading.Event()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 

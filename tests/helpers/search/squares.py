@@ -9,7 +9,7 @@ from PIL import Image
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "purple", "orange", "brown", "pink", "gray", "cyan")
 
 
-def picture(colour: str) -> bytes:
+def picture(colour: str, kind: str = "PNG", size: int = 32) -> bytes:
     data = io.BytesIO()
-    Image.new("RGB", (32, 32), colour).save(data, "PNG")
+    Image.new("RGB", (size, size), colour).save(data, kind)
     return data.getvalue()
