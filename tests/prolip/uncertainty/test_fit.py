@@ -128,14 +128,8 @@ def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> 
 @pytest.mark.parametrize("block", [1 << 20, 20])
 def test_what_a_text_leaves_open_is_that_of_a_loop_whatever_the_blocks(monkeypatch, block):
     monkeypatch.setattr(targets, "BLOCK", block)
-    again = weighted()
-    pairs = replace(
-        again,
-        **{
-            name: torch.cat([getattr(again, name), getattr(again, name)[:3]])
-            for name in ("image_of", "text_of", "weight")
-        },
-    )
+    again, twice = weighted(), torch.tensor([*range(12), 0, 1, 2])
+    pairs = replace(again, **{name: getattr(again, name)[twice] for name in ("image_of", "text_of", "weight")})
     nats, count = target_by_loop(pairs)
     found = text_target(pairs)
     np.testing.assert_allclose(found[0].numpy(), nats, rtol=1e-5)
@@ -290,14 +284,8 @@ def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
 def test_pairs_that_say_next_to_nothing_give_finite_numbers(image_of, text_of, images, texts, alike):
     image = points(1, 6).expand(images, 6).contiguous() if alike else points(images, 6)
     firsts = {"image_first": torch.full((images, 8), 0.1).half(), "text_first": torch.randn(texts, 8)}
-    pairs = Pairs(
-        image=image,
-        text=points(texts, 6, seed=1),
-        image_of=torch.tensor([*image_of]),
-        text_of=torch.tensor([*text_of]),
-        scale=10.0,
-        **firsts,
-    )
+    rows = {"image_of": torch.tensor([*image_of]), "text_of": torch.tensor([*text_of])}
+    pairs = Pairs(image=image, text=points(texts, 6, seed=1), scale=10.0, **rows, **firsts)
     fitted = fit_variances(pairs, bank=32, centres=8)
     assert fitted.novelty is None and abs(fitted.score.trace_weight) < 1e3
     for trace in (fitted.text.trace(points(9, 6, seed=2)), fitted.image.trace(points(9, 6, seed=3))):
