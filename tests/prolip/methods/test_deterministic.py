@@ -121,7 +121,8 @@ def test_the_loss_and_its_gradients_are_those_of_the_definition(name):
     def formula(objective: Objective, batch: dict) -> torch.Tensor:
         return loss_by_hand(name, objective.model, batch)
 
-    terms, objective = assert_is_formula(partial(make_objective, name), make_batch(name, 6), formula, 1e-11)
+    batch = make_objective(name).prepare(make_batch(name, 6), step=0)
+    terms, objective = assert_is_formula(partial(make_objective, name), batch, formula, 1e-11)
     assert ("scale" in terms) == objective.model.logit_scale.requires_grad
     assert terms.get("scale", objective.model.logit_scale.exp()) == objective.model.logit_scale.exp()
 
