@@ -10,6 +10,7 @@ import torch
 
 from drawings import SHARDS
 from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import Objective
 from training.main import main
 
 
@@ -41,7 +42,7 @@ def assert_close(actual: dict, expected: dict, tolerance: float = 1e-10) -> None
 
 def assert_is_formula(
     make: Callable, batch: dict, formula: Callable, tolerance: float = 1e-7
-) -> tuple[dict, torch.nn.Module]:
+) -> tuple[dict, Objective]:
     """Loss and gradients of a made objective are those of formula(another, batch); its terms, and the other one."""
     objective, other = make(), make()
     terms, loss = accumulate_backward(objective, batch), formula(other, batch)
@@ -53,9 +54,7 @@ def assert_is_formula(
 
 def trained(folder: Path, words: str) -> str:
     """The model that six steps of a method on drawings leave."""
-    words += (
-        " --model ProLIP-ViT-test --caption-sampling name:2,keywords,group --batch-size 16 --max-steps 6 --warmup 2"
-    )
-    words += f" --workers 0 --precision fp32 --output {folder} --name run"
+    words += " --model ProLIP-ViT-test --caption-sampling name:2,keywords,group --batch-size 16 --max-steps 6"
+    words += f" --warmup 2 --workers 0 --precision fp32 --output {folder} --name run"
     assert main([*shlex.split(words), "--train-data", SHARDS]) == 0
     return f"local-dir:{folder}/run/model"
