@@ -137,17 +137,8 @@ def member(tar: str, name: str) -> bytes:
 
 def curated() -> dict[str, Any]:
     """What a selection of scored samples keeps, and the new shards of them."""
-    rules = [
-        "--duplicates",
-        "0.9998",
-        "--drop",
-        "weak: score < quantile(score, 0.2)",
-        "--keep",
-        "0.6",
-        "--rank-by",
-        "normalised_score",
-        "--yes",
-    ]
+    rules = ["--duplicates", "0.9998", "--drop", "weak: score < quantile(score, 0.2)", "--keep", "0.6", "--yes"]
+    rules += ["--rank-by", "normalised_score"]
     table, _ = command("curate", "select", "curated", *rules)
     command("curate", "write", "curated", "--output", "kept", "--processes", "1")
     keys: list[str] = []

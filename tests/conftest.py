@@ -71,6 +71,14 @@ def free_memory():
 
 
 @pytest.fixture(scope="session")
+def small_model(tmp_path_factory) -> str:
+    """`local-dir:` address of a random model whose traces differ."""
+    from miniatures import prolip_folder
+
+    return prolip_folder(tmp_path_factory.mktemp("small_model"))
+
+
+@pytest.fixture(scope="session")
 def forked(tmp_path_factory):
     """One process that has loaded everything, from which runs are forked."""
     server = Forked(tmp_path_factory.mktemp("streams"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from tiny_tars import write_tar
 
 CLASSES = ("grey cat", "red car", "tree")
 
@@ -65,13 +65,11 @@ def write(folder: Path, count: int = 12) -> dict[str, str]:
     pq.write_table(pa.Table.from_pylist(whole), folder / "bytes.parquet")
     (folder / "tars").mkdir()
     for shard in range(2):
-        with tarfile.open(folder / f"tars/{shard}.tar", "w") as tar:
-            for number in range(shard * count // 2, (shard + 1) * count // 2):
-                words = json.dumps({"captions": captions(number), "label": label(number)}).encode()
-                for suffix, data in (("png", image(number)), ("json", words)):
-                    member = tarfile.TarInfo(f"{number:02d}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        samples = []
+        for number in range(shard * count // 2, (shard + 1) * count // 2):
+            words = json.dumps({"captions": captions(number), "label": label(number)}).encode()
+            samples.append((f"{number:02d}", {"png": image(number), "json": words}))
+        write_tar(folder / f"tars/{shard}.tar", samples)
     return {
         "csv": f"csv:{folder}/own.csv",
         "jsonl": f"jsonl:{folder}/own.jsonl",

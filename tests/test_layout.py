@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -99,9 +100,18 @@ def test_generic_evaluation_imports_no_suite_and_names_no_method():
             assert not found, (name, found)
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda folder: folder.name)
-def test_few_enough_modules_lie_beside_each_other_to_be_looked_through(folder):
-    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST
+def files_of(top: str) -> list[Path]:
+    return list((SOURCE.parent / top).rglob("*.py"))
+
+
+def test_few_enough_modules_lie_beside_each_other_to_be_looked_through():
+    files = [path for top in ("src", "scripts", "tests") for path in files_of(top) if path.name != "__init__.py"]
+    assert {folder: count for folder, count in Counter(path.parent for path in files).items() if count > MOST} == {}
+
+
+@pytest.mark.parametrize(("top", "most"), [("src", 400), ("tests", 500)])
+def test_no_file_is_too_long_to_be_read_at_once(top, most):
+    assert {path for path in files_of(top) if len(path.read_text().splitlines()) > most} == set()
 
 
 def test_test_files_have_names_of_their_own():

@@ -8,23 +8,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 #: Methods and functions that write a file by its name; `save` is NumPy's, PyTorch's, Pillow's and Matplotlib's.
-WRITING = {
-    "write_text",
-    "write_bytes",
-    "savefig",
-    "savez",
-    "savez_compressed",
-    "copyfile",
-    "copy",
-    "copy2",
-    "move",
-    "to_csv",
-    "to_parquet",
-    "TarWriter",
-    "ShardWriter",
-    "save_file",
-    "tofile",
-}
+WRITING = {"write_text", "write_bytes", "savefig", "savez", "savez_compressed", "save_file", "tofile", "to_csv"}
+WRITING |= {"copyfile", "copy", "copy2", "move", "to_parquet", "TarWriter", "ShardWriter"}
 SAVING = {"np", "torch", "picture", "program"}
 #: What is called with a file or a folder that the caller commits, or adds to a file line by line.
 ALLOWED = {

@@ -87,8 +87,9 @@ def report(number: int, bug: Bug, copy: Path, only_list: bool) -> bool:
 
 
 def nearby(path: str, copy: Path) -> list[str]:
-    """The folder of tests that mirrors a module's, or the next above it that exists."""
+    """The folder of tests that mirrors a module's, or the next above it that exists; the centre's is core."""
     folder = Path("tests", *Path(path).parts[1:-1])
+    folder = folder / "core" if folder.name == "prolip" else folder
     while not any((copy / folder).rglob("test_*.py")):
         folder = folder.parent
     return [str(folder)]

@@ -1,9 +1,11 @@
 """Commands in this process: what their work returned, and SystemExit where they end with another code than 0."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
+
+import pytest
 
 from prolip.cli.main import main
 from prolip.corpora.emoji.result import CorpusResult
@@ -15,6 +17,15 @@ def run(*words: object) -> None:
     """`prolip WORDS`."""
     if code := main([str(word) for word in words]):
         raise SystemExit(code)
+
+
+def refusal(capsys: Any, command: Callable[[list[str]], object], *words: object) -> str:
+    """The errors of a command that ends with code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command([str(word) for word in words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
 
 
 def returned(target: str, *words: object) -> Any:

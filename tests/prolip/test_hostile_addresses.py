@@ -5,7 +5,6 @@ or webdataset gets them: no command runs, and the refusal is one line that names
 from __future__ import annotations
 
 from argparse import Namespace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import prolip
 from drawings import FOLDER
 from prolip.classifiers import ZeroShotClassifier
+from prolip.cli.main import main
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import ShardFault
 from prolip.data.reading.shard_index import read_index
@@ -26,24 +26,8 @@ from prolip.utils.secrecy import redacted
 from training.checkpoint.files import Storage
 
 MODEL = ["--model", "ProLIP-ViT-test", "--pretrained", "random"]
-TRAIN = [
-    "--model",
-    "ProLIP-ViT-test",
-    "--method",
-    "prolip",
-    "--device",
-    "cpu",
-    "--precision",
-    "fp32",
-    "--workers",
-    "0",
-    "--batch-size",
-    "4",
-    "--max-steps",
-    "1",
-    "--warmup",
-    "0",
-]
+TRAIN = ["train", *MODEL[:2], "--method", "prolip", "--device", "cpu", "--precision", "fp32", "--workers", "0"]
+TRAIN += ["--batch-size", "4", "--max-steps", "1", "--warmup", "0"]
 DRAWINGS = f"{FOLDER}/noto.tar"
 ALLOWED = "a URL of file, http, https, s3, gs or hf"
 #: What runs a command, writes a file or leaves the machine, where {} is a file that must not be there afterwards.
@@ -66,81 +50,67 @@ HOSTILE = (
 )
 
 BUILD = ["search", "build", "out", "--data", f"shards:{DRAWINGS}"]
-#: Commands that read URLs: what is imported, and its words.
+#: Commands that read URLs.
 OPEN = {
-    "train": ("training.main", [*TRAIN, "--train-data", "ADDRESS"]),
-    "shard index": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--shard-index", "ADDRESS"]),
-    "checkpoints": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--checkpoint-dir", "ADDRESS"]),
-    "resume": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--name", "x", "--resume", "ADDRESS/step_1.pt"]),
-    "index": ("prolip.cli.main", ["data", "index", "ADDRESS"]),
-    "index output": ("prolip.cli.main", ["data", "index", DRAWINGS, "--output", "ADDRESS"]),
-    "uncertainty": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--data", "ADDRESS"]),
-    "curate": ("prolip.cli.main", ["curate", "score", *MODEL, "--output", "out", "--data", "ADDRESS"]),
-    "search": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "shards:ADDRESS"]),
-    "explore": (
-        "prolip.cli.main",
-        ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"],
-    ),
-    "corpus": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", "ADDRESS"]),
-    "corpus names": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"]),
-    "evaluate": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "wds:ADDRESS"]),
-    "prompts": ("prolip.cli.main", ["prompts", "fit", *MODEL, "--output", "out.json", "--data", "wds:ADDRESS"]),
-    "datacomp": ("prolip.cli.main", ["eval", "datacomp", *MODEL, "--device", "cpu", "--data", "ADDRESS"]),
-    "traverse": ("prolip.cli.main", ["hierarchy", "traverse", *MODEL, "--data", "ADDRESS"]),
-    "figures": ("prolip.cli.main", ["figures", *MODEL, "--output", "out", "--data", "ADDRESS"]),
+    "train": [*TRAIN, "--train-data", "ADDRESS"],
+    "shard index": [*TRAIN, "--train-data", DRAWINGS, "--shard-index", "ADDRESS"],
+    "checkpoints": [*TRAIN, "--train-data", DRAWINGS, "--checkpoint-dir", "ADDRESS"],
+    "resume": [*TRAIN, "--train-data", DRAWINGS, "--name", "x", "--resume", "ADDRESS/step_1.pt"],
+    "index": ["data", "index", "ADDRESS"],
+    "index output": ["data", "index", DRAWINGS, "--output", "ADDRESS"],
+    "uncertainty": ["uncertainty", *MODEL, "--output", "out", "--data", "ADDRESS"],
+    "curate": ["curate", "score", *MODEL, "--output", "out", "--data", "ADDRESS"],
+    "search": ["search", "build", "out", *MODEL, "--data", "shards:ADDRESS"],
+    "explore": ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"],
+    "corpus": ["eval", "emoji", *MODEL[:2], "--data", "ADDRESS"],
+    "corpus names": ["eval", "emoji", *MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"],
+    "evaluate": ["eval", "tasks", *MODEL, "--data", "wds:ADDRESS"],
+    "prompts": ["prompts", "fit", *MODEL, "--output", "out.json", "--data", "wds:ADDRESS"],
+    "datacomp": ["eval", "datacomp", *MODEL, "--device", "cpu", "--data", "ADDRESS"],
+    "traverse": ["hierarchy", "traverse", *MODEL, "--data", "ADDRESS"],
+    "figures": ["figures", *MODEL, "--output", "out", "--data", "ADDRESS"],
 }
 #: Commands and flags that read files of this machine alone.
 LOCAL = {
-    "search images": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "images:ADDRESS"]),
-    "search texts": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "texts:ADDRESS"]),
-    "search features": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "features:ADDRESS"]),
-    "search index": ("prolip.cli.main", ["search", "query", "ADDRESS", "--text", "a"]),
-    "explore source": ("prolip.cli.main", ["explore", "ADDRESS", "--data", "images:ADDRESS"]),
-    "curate select": ("prolip.cli.main", ["curate", "select", "ADDRESS"]),
-    "curate write": ("prolip.cli.main", ["curate", "write", "ADDRESS", "--output", "out"]),
-    "curate report": ("prolip.cli.main", ["curate", "report", "ADDRESS"]),
-    "evaluate folder": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "imagenet:ADDRESS"]),
-    "evaluate coco": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "coco:ADDRESS,ADDRESS"]),
-    "evaluate captions": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "captions:ADDRESS"]),
-    "evaluate winogavil": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "winogavil:ADDRESS"]),
-    "evaluate features": ("prolip.cli.main", ["eval", "tasks", "--features", "ADDRESS"]),
-    "templates": (
-        "prolip.cli.main",
-        ["prompts", "fit", *MODEL, "--output", "o.json", "--data", "wds:x", "--templates", "ADDRESS"],
-    ),
-    "prompts show": ("prolip.cli.main", ["prompts", "show", "ADDRESS"]),
-    "hierarcaps": (
-        "prolip.cli.main",
-        ["hierarchy", "hierarcaps", *MODEL, "--captions", "ADDRESS", "--images", "ADDRESS"],
-    ),
-    "hierarimgs": (
-        "prolip.cli.main",
-        ["hierarchy", "hierarimgs", "--instances", "ADDRESS", "--images", "ADDRESS", "--output", "o"],
-    ),
-    "levels": ("prolip.cli.main", ["hierarchy", "levels", *MODEL, "--images", "ADDRESS", "--output", "out"]),
-    "report": ("prolip.cli.main", ["report", "ADDRESS"]),
-    "export": ("prolip.cli.main", ["export", "graph", "--model", "ADDRESS", "--output", "out"]),
-    "export weights": ("prolip.cli.main", ["export", "graph", *MODEL[:3], "ADDRESS", "--output", "out"]),
-    "hub": ("prolip.cli.main", ["hub", "save", "ADDRESS", "--output", "out"]),
-    "pairs": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--pairs", "ADDRESS"]),
-    "model folder": ("prolip.cli.main", [*BUILD, "--model", "local-dir:ADDRESS"]),
-    "model of the hub": ("prolip.cli.main", [*BUILD, "--model", "hf-hub:ADDRESS"]),
-    "weights": ("prolip.cli.main", [*BUILD, *MODEL[:3], "ADDRESS"]),
-    "tokenizer": ("prolip.cli.main", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
-    "train csv": ("training.main", [*TRAIN, "--dataset-type", "csv", "--train-data", "ADDRESS"]),
-    "train folder": ("training.main", [*TRAIN, "--dataset-type", "folder", "--train-data", "ADDRESS"]),
-    "train coco": ("training.main", [*TRAIN, "--train-data", "coco:ADDRESS,ADDRESS"]),
-    "train config": ("training.main", ["--config", "ADDRESS"]),
-    "train weights": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--pretrained", "ADDRESS"]),
+    "search images": ["search", "build", "out", *MODEL, "--data", "images:ADDRESS"],
+    "search texts": ["search", "build", "out", *MODEL, "--data", "texts:ADDRESS"],
+    "search features": ["search", "build", "out", *MODEL, "--data", "features:ADDRESS"],
+    "search index": ["search", "query", "ADDRESS", "--text", "a"],
+    "explore source": ["explore", "ADDRESS", "--data", "images:ADDRESS"],
+    "curate select": ["curate", "select", "ADDRESS"],
+    "curate write": ["curate", "write", "ADDRESS", "--output", "out"],
+    "curate report": ["curate", "report", "ADDRESS"],
+    "evaluate folder": ["eval", "tasks", *MODEL, "--data", "imagenet:ADDRESS"],
+    "evaluate coco": ["eval", "tasks", *MODEL, "--data", "coco:ADDRESS,ADDRESS"],
+    "evaluate captions": ["eval", "tasks", *MODEL, "--data", "captions:ADDRESS"],
+    "evaluate winogavil": ["eval", "tasks", *MODEL, "--data", "winogavil:ADDRESS"],
+    "evaluate features": ["eval", "tasks", "--features", "ADDRESS"],
+    "templates": ["prompts", "fit", *MODEL, "--output", "o.json", "--data", "wds:x", "--templates", "ADDRESS"],
+    "prompts show": ["prompts", "show", "ADDRESS"],
+    "hierarcaps": ["hierarchy", "hierarcaps", *MODEL, "--captions", "ADDRESS", "--images", "ADDRESS"],
+    "hierarimgs": ["hierarchy", "hierarimgs", "--instances", "ADDRESS", "--images", "ADDRESS", "--output", "o"],
+    "levels": ["hierarchy", "levels", *MODEL, "--images", "ADDRESS", "--output", "out"],
+    "report": ["report", "ADDRESS"],
+    "export": ["export", "graph", "--model", "ADDRESS", "--output", "out"],
+    "export weights": ["export", "graph", *MODEL[:3], "ADDRESS", "--output", "out"],
+    "hub": ["hub", "save", "ADDRESS", "--output", "out"],
+    "pairs": ["uncertainty", *MODEL, "--output", "out", "--pairs", "ADDRESS"],
+    "model folder": [*BUILD, "--model", "local-dir:ADDRESS"],
+    "model of the hub": [*BUILD, "--model", "hf-hub:ADDRESS"],
+    "weights": [*BUILD, *MODEL[:3], "ADDRESS"],
+    "tokenizer": [*BUILD, *MODEL, "--tokenizer", "ADDRESS"],
+    "train csv": [*TRAIN, "--dataset-type", "csv", "--train-data", "ADDRESS"],
+    "train folder": [*TRAIN, "--dataset-type", "folder", "--train-data", "ADDRESS"],
+    "train coco": [*TRAIN, "--train-data", "coco:ADDRESS,ADDRESS"],
+    "train config": ["train", "--config", "ADDRESS"],
+    "train weights": [*TRAIN, "--train-data", DRAWINGS, "--pretrained", "ADDRESS"],
 }
 
 
 def refusal_of(command, address, capsys):
     """The last line of stderr of a command that must end with 2 and one line."""
-    module, words = command
-    main, words = import_module(module).main, [word.replace("ADDRESS", address) for word in words]
     try:
-        code = main(words)
+        code = main([word.replace("ADDRESS", address) for word in command])
     except SystemExit as ended:
         code = ended.code
     error = capsys.readouterr().err

@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import miniatures as mini
 import open_clip
@@ -140,12 +139,6 @@ def test_training_begins_with_openais_weights_by_names_that_openclip_knows(name,
     assert ("--no-pooled-heads" in head) == (name in HEADS)
 
 
-def with_method(config: Any) -> tuple[Any, Any]:
-    """The model that a run by a config begins with, and its transform for evaluation."""
-    model, _, preprocess = build_model(config, torch.device("cpu"))
-    return model.eval(), preprocess
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ADAPTING])
 def test_step_0_has_clips_embedding_but_where_heads_of_the_papers_are_new(name, clip, sets):
     data = sets[name.split("-")[0]]
@@ -154,7 +147,8 @@ def test_step_0_has_clips_embedding_but_where_heads_of_the_papers_are_new(name, 
     generator = torch.Generator().manual_seed(0)
     images, texts = torch.randn(3, 3, 32, 32, generator=generator), open_clip.get_tokenizer(clip[1])(["a", "b c", "d!"])
     for words in ([], ["--no-pooled-heads"]) if name in HEADS else ([],):
-        model, preprocess = with_method(parse([*begin, *words]))
+        model, _, preprocess = build_model(parse([*begin, *words]), torch.device("cpu"))
+        model.eval()
         assert "Resize(size=(32, 32)" in repr(preprocess)  # squashed
         with torch.no_grad():
             means = model.encode_image(images).mean, model.encode_text(texts).mean
@@ -221,9 +215,8 @@ def prepared(sets, clip, tmp_path_factory):
             return sets[recipe.split("-")[0]], clip
         source, target = ADAPTING[recipe]
         (told,) = (words for words in commands(recipe) if words[0] == "training.main" and "--model" not in words)
-        chosen = [
-            word for flag in ("--best-metric", "--val-split") if flag in told for word in told[told.index(flag) :][:2]
-        ]
+        flags = [flag for flag in ("--best-metric", "--val-split") if flag in told]
+        chosen = [word for flag in flags for word in told[told.index(flag) :][:2]]
         begun = words_of("coco-vse", sets[source], folder, source, *clip, *chosen)
         assert main(begun) == 0
         return sets[target], ["--model", f"local-dir:{folder / source / 'best'}"]

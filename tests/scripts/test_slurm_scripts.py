@@ -99,13 +99,17 @@ def flags_of(words: list[str]) -> list[str]:
 
 
 # --- what is started -------------------------------------------------------------------------------------------------
-def test_without_words_the_papers_recipe_runs_on_the_given_shards(start, monkeypatch):
+def test_without_words_the_papers_recipe_runs_on_the_given_shards_with_a_log_per_rank(start, monkeypatch, tmp_path):
     status, words, _, _ = start("train.sbatch", SHARDS="s3://bucket/{00000..12895}.tar")
     monkeypatch.chdir(ROOT)
     config = parse(flags_of(words))
     assert status == 0
     assert (config.data.train_data, config.run.max_samples) == ("s3://bucket/{00000..12895}.tar", 1_280_000_000)
     assert (config.run.name, config.run.resume, config.run.output) == ("it", "auto", "runs")
+    reported = (tmp_path / "words.environment").read_text()
+    assert "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" in reported
+    assert "PET_LOG_DIR=runs/it/slurm/7-0/node1\n" in reported and "PET_TEE=3" in reported
+    assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in reported
 
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("prolip-*.yaml")))
@@ -115,14 +119,6 @@ def test_every_recipe_of_the_paper_can_be_submitted(start, monkeypatch, recipe):
     config = parse(flags_of(words))
     assert (words.count("--config"), config.optim.lr, config.data.train_data) == (1, 2e-4, "a{0..9}.tar")
     assert (config.run.save_every_minutes, config.run.keep_checkpoints) == (15, 3)
-
-
-def test_torchrun_hands_usr1_on_and_keeps_one_log_per_rank(start, tmp_path):
-    start("train.sbatch")
-    reported = (tmp_path / "words.environment").read_text()
-    assert "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" in reported
-    assert "PET_LOG_DIR=runs/it/slurm/7-0/node1\n" in reported and "PET_TEE=3" in reported
-    assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in reported
 
 
 # --- what is refused before it costs anything -------------------------------------------------------------------------
@@ -218,10 +214,8 @@ def test_a_try_that_one_host_made_fail_is_requeued_without_a_checkpoint(start, l
 
 def test_nodes_are_measured_where_they_are_not_those_of_the_last_try(start):
     always, other = {"PREFLIGHT": "always"}, {"SLURM_JOB_NODELIST": "node[2-3]"}
-    off, one = (
-        {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"},
-        {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"},
-    )
+    off, one = {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"}, {"SLURM_NNODES": "1"}
+    one |= {"SLURM_JOB_NODELIST": "node1"}
     tries: list[dict[str, str]] = [{}, {}, other, off, always, always, one]
     said = [start("train.sbatch", SLURM_RESTART_COUNT=str(number), **more)[3] for number, more in enumerate(tries)]
     assert ["measured" in output for output in said] == [True, False, True, False, True, True, False]

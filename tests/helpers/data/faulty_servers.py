@@ -96,7 +96,7 @@ MODES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /MODE/NAME."""
+    """GET /MODE/NAME, or /NAME; 404 for a name that the server does not have."""
 
     protocol_version = "HTTP/1.1"
     server: FaultyServer
@@ -105,14 +105,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        _, mode, name = self.path.split("/", 2)
+        mode, _, name = self.path[1:].partition("/")
+        if mode not in MODES:
+            mode, name = "ok", self.path[1:]
         with self.server.lock:
             self.server.seen[self.path] += 1
             number = self.server.seen[self.path]
             self.server.ranges.append(self.headers.get("Range"))
-        self.data = self.server.objects[name]
+        self.data = self.server.objects.get(name)
         self.close_connection = "redirect" not in mode
-        answer = MODES[mode][min(number, len(MODES[mode])) - 1]
+        answer = Answer(404) if self.data is None else MODES[mode][min(number, len(MODES[mode])) - 1]
         if answer.code == 302:
             targets = {"moved": self.server.target, "redirect": self.path.replace("redirect", "ok")}
             answer = answer._replace(headers={**answer.headers, "Location": targets.get(mode, self.path)})
@@ -193,12 +195,18 @@ class FaultyServer(ThreadingHTTPServer):
     def __init__(self, objects, sample=(0, 0)):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.sample, self.target = objects, sample, ""
+        self.root = f"http://127.0.0.1:{self.server_address[1]}"
         self.seen, self.ranges = Counter(), []
         self.lock, self.stopping = threading.Lock(), threading.Event()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
+    @classmethod
+    def of_folder(cls, root):
+        """Serves the files below a folder."""
+        return cls({str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()})
+
     def url(self, mode, name):
-        return f"http://127.0.0.1:{self.server_address[1]}/{mode}/{name}"
+        return f"{self.root}/{mode}/{name}"
 
     def handle_error(self, *_):
         pass  # clients that go away are the rule here

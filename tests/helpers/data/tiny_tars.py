@@ -20,12 +20,17 @@ from prolip.data.reading.tar import read_shard
 GROUPS = ("animals nature", "food drink", "objects")
 
 
+def saved(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
+    """The file of a picture."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
 def png(index: int = 0, size: int = 4, mode: str = "RGB") -> bytes:
     """A picture whose pixels differ by `index`."""
     pixels = np.random.default_rng(index).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
-    return buffer.getvalue()
+    return saved(Image.fromarray(pixels).convert(mode), "PNG")
 
 
 def record(index: int) -> dict:

@@ -1,9 +1,6 @@
-"""What the explored gallery is made of: squares of one colour, and captions that would run scripts."""
+"""Captions that would run scripts, and the explorer of a command line."""
 
 from __future__ import annotations
-
-from squares import COLOURS as COLOURS
-from squares import picture as picture
 
 from prolip.cli import explore
 from prolip.cli.command import parser_of

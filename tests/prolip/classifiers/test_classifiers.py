@@ -95,9 +95,8 @@ def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
     small = Embedder.load(small_model.replace("fitted", "plain"))
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
-    train, test, known, asked = train_test_split(
-        found.embed(pictures), styles, test_size=0.5, random_state=0, stratify=styles
-    )
+    rows = found.embed(pictures)
+    train, test, known, asked = train_test_split(rows, styles, test_size=0.5, random_state=0, stratify=styles)
     zero = ZeroShotClassifier(small, found.classes).fit()
     assert found.fit(train, known).score(test, asked) > 0.7 > zero.score(test, asked) + 0.1
     assert found.texts_ is not None and len(found.sharpness_.weights) == 2
@@ -158,9 +157,7 @@ class Eyes(torch.nn.Module):
 
 @pytest.fixture
 def eyes():
-    return Embedder(
-        "eyes", Eyes(), None, lambda texts: torch.tensor([[ord(t[-1] or "0")] if t else [48] for t in texts])
-    )
+    return Embedder("eyes", Eyes(), None, lambda texts: torch.tensor([[ord(text[-1:] or "0")] for text in texts]))
 
 
 def test_few_answers_are_wrong_at_any_risk(eyes):
@@ -208,7 +205,7 @@ def test_probabilities_of_a_match_become_those_of_classes(drawings, tmp_path):
     np.testing.assert_allclose(found.predict_proba(rows), p / p.sum(1, keepdims=True), rtol=1e-4)
 
 
-def test_bad_input_is_refused_in_words(small, drawings):
+def test_bad_input_is_refused_in_words_and_a_diverged_model_gives_no_answer(small, drawings):
     found = ZeroShotClassifier(small, NAMES).fit()
     rows = found.embed(drawings[0][:4])
     width = rows.shape[1]
@@ -236,8 +233,18 @@ def test_bad_input_is_refused_in_words(small, drawings):
         with pytest.raises(ValueError, match=words):
             use()
 
+    def diverged(batch):
+        return Gaussian(*torch.full((2, len(batch), 192), NAN))
 
-def test_a_new_fit_forgets_the_calibration_of_risk_also_where_it_fails(eyes):
+    blind, mute = copy.copy(small), copy.copy(small)
+    blind.encode_image, blind.novelty, mute.encode_text = diverged, None, diverged
+    with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
+        ZeroShotClassifier(blind, NAMES).fit().predict(drawings[0][:3])
+    with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
+        ZeroShotClassifier(mute, NAMES).fit()
+
+
+def test_a_new_fit_forgets_the_calibration_of_risk_and_labels_of_another_type_do_not_calibrate(eyes):
     z, labels = points(300, 0)
     texts = {0: "0", 1: "1", 2: "2"}
     few = FewShotClassifier(eyes, classes=texts)
@@ -252,6 +259,12 @@ def test_a_new_fit_forgets_the_calibration_of_risk_also_where_it_fails(eyes):
         few.fit(z, np.zeros(len(labels)))
     with pytest.raises(NotFittedError):
         few.predict(z, risk=0.5)
+    z, labels = points(40, 0)
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
+    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels)):
+        with pytest.raises(ValueError, match="give labels of their type"):
+            found.calibrate_risk(z, np.array(bad, dtype=object))
+    assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
 
 
 def test_thresholds_are_of_the_confidence_that_refuses(small, drawings):
@@ -298,27 +311,6 @@ def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict_proba(rows), found.predict_proba(rows))
 
 
-def test_a_diverged_model_gives_no_answer(small, drawings):
-    def diverged(batch):
-        return Gaussian(*torch.full((2, len(batch), 192), NAN))
-
-    blind, mute = copy.copy(small), copy.copy(small)
-    blind.encode_image, blind.novelty, mute.encode_text = diverged, None, diverged
-    with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
-        ZeroShotClassifier(blind, NAMES).fit().predict(drawings[0][:3])
-    with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
-        ZeroShotClassifier(mute, NAMES).fit()
-
-
-def test_labels_of_another_type_do_not_calibrate(eyes):
-    z, labels = points(40, 0)
-    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
-    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels)):
-        with pytest.raises(ValueError, match="give labels of their type"):
-            found.calibrate_risk(z, np.array(bad, dtype=object))
-    assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
-
-
 def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(small):
     for classes in ("cat", ["cat"], None, ["cat", "cat"], {"a": 3, "b": "b"}, {"a": [], "b": "b"}):
         with pytest.raises(ValueError, match="give|class"):
@@ -339,8 +331,6 @@ def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, capl
     for _ in range(2):
         warn_once.cache_clear() if not caplog.messages else None
         ZeroShotClassifier(small, NAMES).fit(z, mixed)
-    own = OwnFirst.of(
-        torch.from_numpy(class_logits(small.score, z, small.embed_texts(sorted(NAMES)))),
-        torch.from_numpy(np.searchsorted(sorted(NAMES), mixed)),
-    )
+    logits, own = class_logits(small.score, z, small.embed_texts(NAMES)), np.searchsorted(NAMES, mixed)
+    own = OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(own))
     assert own.at_chance and caplog.messages == [f"{own}, by the names of its classes"]

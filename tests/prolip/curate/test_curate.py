@@ -16,6 +16,7 @@ from commits_curate import picture, sample, write_tar
 from fitted_models import fitted_model
 from PIL import Image
 
+import faults
 import prolip
 from prolip.cli.main import main as prolip_command
 from prolip.curate.rules import MEANINGS
@@ -81,6 +82,11 @@ def selected(scored: Path, out: Path, *words: str) -> dict:
 
 def table(folder: Path, number: int) -> dict[str, list]:
     return pq.read_table(folder / f"{number:06d}.parquet").to_pydict()
+
+
+def column(folder: Path, name: str) -> np.ndarray:
+    """Of all three tables; NaN for a missing number."""
+    return np.concatenate([np.array(table(folder, number)[name], float) for number in range(3)])
 
 
 def test_figures_are_those_of_the_model(scored, model, shards):
@@ -158,22 +164,13 @@ def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, mod
 
 
 def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
-    columns = [table(scored / "scores", number) for number in range(3)]
-    cosine = np.array([x if x is not None else np.nan for part in columns for x in part["cosine"]])
-    summary = selected(
-        scored,
-        tmp_path,
-        "--drop",
-        "poor: cosine < quantile(cosine, 0.25)",
-        "--keep",
-        "0.5",
-        "--rank-by=-text_uncertainty",
-    )
+    cosine, trace = (column(scored / "scores", name) for name in ("cosine", "text_uncertainty"))
+    rules = ["--drop", "poor: cosine < quantile(cosine, 0.25)", "--keep", "0.5", "--rank-by=-text_uncertainty"]
+    summary = selected(scored, tmp_path, *rules)
     poor = cosine < np.nanquantile(cosine.astype(np.float32), 0.25)
-    trace = np.array([x if x is not None else np.nan for part in columns for x in part["text_uncertainty"]])
     rest = np.flatnonzero(~poor & ~np.isnan(cosine))
     best = rest[np.argsort(trace[rest])][:20]
-    reasons = np.concatenate([table(tmp_path / "selection", number)["reasons"] for number in range(3)])
+    reasons = column(tmp_path / "selection", "reasons")
     assert sorted(np.flatnonzero(reasons == 0)) == sorted(best)
     assert summary["dropped"]["poor"] == poor.sum() and summary["dropped"]["rank"] == len(rest) - 20
     assert summary["reasons"] == ["unusable", "duplicate", "rank", "copies", "poor"]
@@ -182,7 +179,7 @@ def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
 def test_one_of_two_equal_pictures_stays(scored, tmp_path):
     summary = selected(scored, tmp_path, "--duplicates", "1")
     assert summary["dropped"]["duplicate"] == 1 and summary["kept"] == 38
-    reasons = np.concatenate([table(tmp_path / "selection", number)["reasons"] for number in range(3)])
+    reasons = column(tmp_path / "selection", "reasons")
     assert np.flatnonzero(reasons == 2).item() in (33, 37)
 
 
@@ -194,7 +191,7 @@ def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scor
     assert len(samples) == summary["kept"] == summary["written"]
     uids = [json.loads(raw["json"])["uid"] for raw in samples]
     every = [row for number in range(3) for row in table(scored / "scores", number)["uid"]]
-    copies = np.concatenate([table(tmp_path / "a/selection", number)["copies"] for number in range(3)])
+    copies = column(tmp_path / "a/selection", "copies")
     assert uids == [uid for uid, kept in zip(every, copies) if kept]
     index = json.loads((tmp_path / "whole/index.json").read_text())
     assert sum(entry["samples"] for entry in index["shards"].values()) == len(samples)
@@ -255,7 +252,7 @@ def test_the_subset_is_datacomps(scored, tmp_path):
     selected(scored, tmp_path / "a", "--subset", str(tmp_path / "s.npy"), "--drop", rule)
     uids = np.load(tmp_path / "s.npy")
     assert uids.dtype == np.dtype("u8,u8") and (np.sort(uids) == uids).all()
-    copies = np.concatenate([table(tmp_path / "a/selection", number)["copies"] for number in range(3)])
+    copies = column(tmp_path / "a/selection", "copies")
     assert uids["f0"].tolist() == [0] * len(uids) and uids["f1"].tolist() == np.flatnonzero(copies).tolist()
 
 
@@ -335,3 +332,14 @@ def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys)
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
     assert main(score_words(shards, f"local-dir:{tmp_path}/other", tmp_path / "a")) == 2
     assert "was made with model" in capsys.readouterr().err
+
+
+def test_a_kill_or_a_full_disk_leaves_the_old_or_the_new_state(tmp_path):
+    report = faults.check("commits_curate:table,selection,shards", tmp_path)
+    assert report.count("the old state") > 2 and report.count("the new state") > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commit", ["table", "selection", "first_selection", "shards"])
+def test_a_kill_at_every_call_leaves_the_old_or_the_new_state(tmp_path, commit):
+    faults.check(f"commits_curate:{commit}", tmp_path, every=True)

@@ -3,23 +3,13 @@
 import json
 
 import pytest
-import torch
 from commands import run
 
 import own_data
-import prolip
 from prolip.curate.tables import read_table, table_path
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.explorer.rules import scored_table
 from prolip.explorer.thumbnails import Thumbnails
-from prolip.models.checkpoint import save_pretrained
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    torch.manual_seed(0)
-    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('model'))}"
 
 
 def cosines(folder):
@@ -41,10 +31,10 @@ def write_coco(folder):
 
 
 @pytest.mark.parametrize("kind", ["csv", "coco"])
-def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
+def test_a_table_is_scored_selected_written_and_reported(kind, small_model, tmp_path):
     made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
     made["coco"] = write_coco(tmp_path / "d")
-    run("curate", "score", "--data", made[kind], "--model", model, "--output", out)
+    run("curate", "score", "--data", made[kind], "--model", small_model, "--output", out)
     found = cosines(out)
     assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
     run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)", "--yes")

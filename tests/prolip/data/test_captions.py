@@ -17,15 +17,12 @@ def frequencies(sampler, draws=6000, plain=None, record=RECORD):
     return {caption: count / draws for caption, count in counts.items()}
 
 
-def test_a_field_is_drawn_by_weight_and_then_a_caption_of_it():
+def test_a_field_is_drawn_by_weight_then_a_caption_of_it_and_what_a_sample_lacks_is_left_out():
     found = frequencies(CaptionSampler.parse("name:2,keywords:1,group"))
     wanted = {"grapes": 0.5, "fruit": 1 / 12, "grape": 1 / 12, "dionysus": 1 / 12, "food drink": 0.25}
     assert found.keys() == wanted.keys()
     for caption, share in wanted.items():  # 6000 draws: five standard deviations
         assert abs(found[caption] - share) < 5 * (share * (1 - share) / 6000) ** 0.5
-
-
-def test_what_a_sample_lacks_is_left_out_and_no_caption_and_wrong_types_are_faults():
     assert frequencies(CaptionSampler.parse("absent:100,empty:100,name"), draws=50) == {"grapes": 1.0}
     drawn = CaptionSampler.parse("name,keywords,txt").draw("grape", RECORD, 3)
     assert drawn.all == ("grapes", "fruit", "grape", "dionysus") and drawn.caption in drawn.all
@@ -53,10 +50,8 @@ def test_unreadable_sampling_selection_templates_and_shares_are_refused_with_an_
     for templates in (["a photo"], ["{}"], ["a {} {}"]):
         with pytest.raises(ValueError, match="one {}"):
             CaptionSampler.parse("name", templates, {"name": 0.5})
-    for templates, shares in (
-        *((["a {}"], shares) for shares in ({}, {"group": 0.5}, {"name": 1.0}, {"name": "half"})),
-        ([], {"name": 0.5}),
-    ):
+    wrong = [(["a {}"], shares) for shares in ({}, {"group": 0.5}, {"name": 1.0}, {"name": "half"})]
+    for templates, shares in (*wrong, ([], {"name": 0.5})):
         with pytest.raises(ValueError, match="such as name=0.2"):
             CaptionSampler.parse("name", templates, shares)
 
@@ -113,14 +108,11 @@ def test_a_share_of_the_captions_of_named_fields_stands_in_templates():
         assert abs(texts[text] / 6000 - share) < 5 * (share * (1 - share) / 6000) ** 0.5
 
 
-def test_a_caption_that_is_a_prompt_gets_no_template():
+def test_a_prompt_gets_no_template_and_one_template_stands_for_all_in_the_chances():
     sampler = CaptionSampler.parse("txt", TEMPLATES, {"txt": 0.99})
     for caption in ("A photo of a cat", "The cat icon"):
         assert {sampler.draw(caption, None, seed).text for seed in range(99)} == {caption}
         assert sampler.chances(caption, None) == {caption: 1.0}
-
-
-def test_one_template_stands_for_all_in_the_chances():
     chances = CaptionSampler.parse("name,group", TEMPLATES, {"name": 0.4}).chances(None, RECORD)
     prompt = next(text for text in chances if "grapes" in text and text != "grapes")
     assert prompt in ("a photo of grapes", "the grapes icon")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from faulty_servers import FaultyServer, closing_port
 from PIL import Image
+from tiny_tars import saved
 
 import prolip
 from prolip.data import images
@@ -25,12 +26,6 @@ def drawing(width=96, height=80):
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 5, 3), dtype=np.uint8)).resize((width, height))
     return Image.fromarray((np.asarray(coarse) // 2 + rng.integers(0, 120, (height, width, 3))).astype(np.uint8))
-
-
-def saved(image, kind="JPEG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 TURNED = Image.Exif()
@@ -79,7 +74,21 @@ def test_pixels_and_refusals_are_pillows(name):
     assert outcomes == {True, False}
 
 
-def test_oversized_jpegs_are_refused_before_they_are_decoded(monkeypatch):
+def test_files_that_are_cut_or_too_large_are_refused_jpegs_before_they_are_decoded(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(CUT)
+    with pytest.raises(ValueError, match=r"mode L and size 40 x 40: bad image: .*truncated"):
+        prolip.open_image(Image.open(path))
+    monkeypatch.setattr(images, "MAX_PIXELS", 40 * 40 - 1)
+    for source in (path, Image.open(path)):
+        with pytest.raises(ValueError, match="oversized image: 40 x 40 pixels, at most 1599"):
+            prolip.open_image(source)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(images, "MAX_BYTES", 50)
+    with FaultyServer({"a.png": FILE}) as server:
+        for place in (path, server.url("ok", "a.png")):
+            with pytest.raises(ValueError, match=r"a\.png (has|sends) more than 50 bytes"):
+                prolip.open_image(place)
     monkeypatch.setattr(images, "MAX_PIXELS", 96 * 80 - 1)
     monkeypatch.setattr(images.simplejpeg, "decode_jpeg", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SampleFault, match="oversized image: 96 x 80 pixels"):
@@ -153,23 +162,6 @@ def test_what_is_no_picture_is_refused_in_one_line(source, message):
     with pytest.raises(ValueError, match=message) as refusal:
         prolip.open_image(source)
     assert "\n" not in str(refusal.value)
-
-
-def test_files_that_are_cut_or_too_large_are_refused(tmp_path, monkeypatch):
-    path = tmp_path / "a.png"
-    path.write_bytes(CUT)
-    with pytest.raises(ValueError, match=r"mode L and size 40 x 40: bad image: .*truncated"):
-        prolip.open_image(Image.open(path))
-    monkeypatch.setattr(images, "MAX_PIXELS", 40 * 40 - 1)
-    for source in (path, Image.open(path)):
-        with pytest.raises(ValueError, match="oversized image: 40 x 40 pixels, at most 1599"):
-            prolip.open_image(source)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(images, "MAX_BYTES", 50)
-    with FaultyServer({"a.png": FILE}) as server:
-        for place in (path, server.url("ok", "a.png")):
-            with pytest.raises(ValueError, match=r"a\.png (has|sends) more than 50 bytes"):
-                prolip.open_image(place)
 
 
 def test_floats_may_overshoot_a_little_as_after_resizing_and_dark_pngs_of_16_bits_stay_dark():

@@ -57,8 +57,9 @@ def test_stream_s_reads_every_s_th_shard_or_row_of_the_permutation(tmp_path):
     assert sorted(rows) == list(range(50)) and all(keys(EVERY_ROW, 25, s, 2) == rows[s::2] for s in (0, 1))
 
 
-def test_passes_are_counted_and_differ(tmp_path):
-    rows = read(ShardSource(tuple(write_shards(tmp_path, [5] * 4)), shuffle_buffer=8), 60)
+def test_passes_are_counted_and_differ_and_order_follows_seed_and_epoch(tmp_path):
+    source = ShardSource(tuple(write_shards(tmp_path, [5] * 4)), shuffle_buffer=8)
+    rows = read(source, 60)
     of_streams = [read(EVERY_ROW, 75, Place(0, 0, stream, 2)) for stream in (0, 1)]
     for found in (rows, sum(of_streams, []), read(EVERY_ROW, 150)):
         passes = passes_of(found, 3)
@@ -66,10 +67,6 @@ def test_passes_are_counted_and_differ(tmp_path):
         assert len(set(passes[0])) == len(passes[0]) == len(found) // 3
     first, second = passes_of(of_streams[0], 2)
     assert set(first) != set(second)  # a row changes streams, too
-
-
-def test_order_follows_seed_and_epoch(tmp_path):
-    source = ShardSource(tuple(write_shards(tmp_path, [5] * 4)), shuffle_buffer=8)
     for one in (source, EVERY_ROW):
         assert keys(one, 20) == keys(one, 20) != keys(one, 20, epoch=1)
         assert keys(one, 20) != keys(one, 20, seed=1)
@@ -120,7 +117,7 @@ def test_selection_comes_before_the_split_and_faults_are_counted_once_over_all_s
     assert total.kinds == {"bad json": 1, "broken shard": 1, "half sample": 1} and total.shards == 3
 
 
-def test_a_source_without_a_single_sample_stops_and_one_with_few_goes_on(tmp_path):
+def test_sources_without_samples_stop_early_and_with_few_samples_or_some_lost_shards_go_on(tmp_path):
     urls, select = tuple(write_shards(tmp_path, [4, 4])), Selector.parse("group=nothing")
     for source in (ShardSource(urls, select), ShardSource(urls, select, weights=(1.0, 1.0))):
         with pytest.raises(TooManyBadSamples, match="stream 0 of 1 found no sample"):
@@ -133,9 +130,6 @@ def test_a_source_without_a_single_sample_stops_and_one_with_few_goes_on(tmp_pat
     mixed = tuple(write_tar(tmp_path / f"m{n}.tar", parts[n]) for n in range(4))
     for stream in range(2):  # its shards are deselected in one pass, and others in the next
         assert keys(ShardSource(mixed, Selector.parse("group=yes"), 1), 1, stream, 2) == ["k0"]
-
-
-def test_a_source_that_is_down_is_not_asked_for_all_its_shards_and_single_lost_ones_end_nothing(tmp_path):
     gone, faults = [f"{tmp_path}/gone-{number}.tar" for number in range(1000)], FaultCounter()
     with pytest.raises(TooManyBadSamples, match="20 shards in a row gave no sample, the last one was .*gone-"):
         read(ShardSource(tuple(gone)), 1, faults=faults)
@@ -245,10 +239,8 @@ def test_kept_shards_give_the_samples_that_reading_each_time_gives(tmp_path, kin
     urls, select = tuple(write_shards(tmp_path, [9] * 3)), Selector.parse("group=objects|food drink")
     weights = (1.0, 2.0, 1.0) if kind == "resampled" else None
     readers = [Counted(), Counted()]
-    kept, often = (
-        ShardSource(urls, select, 4, kind == "by sample", reader, KeptShards(room), weights)
-        for reader, room in zip(readers, (1 << 20, 0))
-    )
+    keeping = zip(readers, (KeptShards(1 << 20), KeptShards(0)))
+    kept, often = (ShardSource(urls, select, 4, kind == "by sample", *both, weights) for both in keeping)
     assert drawn(kept, 180) == drawn(often, 180)
     assert readers[0].times == dict.fromkeys(urls, 1) and min(readers[1].times.values()) > 5
     for raw in drawn(kept, 9):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 import torch
 from faulty_servers import FaultyServer
 from PIL import Image
+from tiny_tars import saved
 
 import prolip
 from prolip.cli.command import parser_of
@@ -20,23 +20,20 @@ from prolip.data.reading import remote as hosts
 from prolip.gaussian import Gaussian
 from prolip.search.query import embed, read_queries
 
-PICTURE = io.BytesIO()
-Image.new("RGB", (3, 2), "red").save(PICTURE, "PNG")
+PICTURE = saved(Image.new("RGB", (3, 2), "red"), "PNG")
 
 
 @pytest.fixture
 def server():
-    with FaultyServer({"a.png": PICTURE.getvalue()}) as found:
+    with FaultyServer({"a.png": PICTURE}) as found:
         yield found
 
 
 def test_public_addresses_are_those_of_the_internet_alone():
     for address in ("93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"):
         assert hosts.is_public(address), address
-    private = (
-        "127.0.0.1 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 239.1.1.1 240.0.0.1 "
-    )
-    private += "255.255.255.255 ::1 :: fe80::1%eth0 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:a00:1 "
+    private = "127.0.0.1 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 239.1.1.1 "
+    private += "240.0.0.1 255.255.255.255 ::1 :: fe80::1%eth0 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:a00:1 "
     private += "64:ff9b::7f00:1 2002:7f00:1::"
     assert not any(map(hosts.is_public, private.split()))
 

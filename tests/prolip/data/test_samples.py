@@ -1,26 +1,18 @@
 """A sample as bytes, or generated: its picture and captions by seed, epoch, key and occurrence, and its faults."""
 
-import io
 import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_tars import members, noisy, png
+from tiny_tars import members, noisy, png, saved
 
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.captions import CaptionSampler, caption_id
 from prolip.data.faults import SampleFault
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.samples import Decoder, Row, SyntheticDecoder, decode_image, preserved_rng, seed_rng
-
-
-def saved(image, kind="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
 
 CUT_JPEG = saved(Image.new("RGB", (64, 64)), "JPEG")[:-200]
 
@@ -82,17 +74,6 @@ def test_augmentation_and_caption_follow_seed_epoch_key_and_occurrence_only():
     assert not torch.equal(first.image, decode({**members(1), "__key__": "other"}, captions=sampler).image)
     drawn = {decode(members(1), epoch=epoch, captions=sampler).text for epoch in range(30)}
     assert drawn == {"word 1 0", "word 1 1", "word 1 2"}
-
-
-def test_global_generators_come_back_as_they_were():
-    def numbers():
-        return torch.rand(()).item(), random.random(), np.random.random()  # noqa: NPY002
-
-    seed_rng(5)
-    wanted = numbers()
-    seed_rng(5)
-    decode(members(2))
-    assert numbers() == wanted
 
 
 def test_ids_tell_the_drawn_caption_and_all_captions():

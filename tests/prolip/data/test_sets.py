@@ -1,8 +1,8 @@
 """Training on published sets: their images with all of their captions, from the very readers that evaluation has."""
 
-import sys
 from pathlib import Path
 
+import miniatures as mini
 import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import letters, plain
@@ -11,9 +11,6 @@ from prolip.data.captions import caption_id
 from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples, source_of
 from prolip.evaluation.datasets.registry import open_dataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
-import miniatures as mini  # noqa: E402
 
 
 @pytest.fixture
@@ -101,7 +98,7 @@ def test_captions_of_a_list_are_shuffled_by_their_place(sets):
         assert set(ids.tolist()) - {-1} == wanted
 
 
-def test_other_forms_are_refused():
+def test_a_word_or_the_flag_says_what_it_is_and_other_forms_are_refused(sets):
     for data, settings, message in (
         ("coco:a.json", {}, r"'coco:a.json' has 1 address\(es\): write coco:JSON,IMAGES"),
         ("cub:a,b,c,d", {}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
@@ -111,9 +108,6 @@ def test_other_forms_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             build(data, **settings)
-
-
-def test_a_word_or_the_flag_says_what_it_is(sets):
     for word, data in sets.items():
         assert source_of(DataConfig(train_data=data)).kind == word
     assert source_of(DataConfig(train_data="a.json,b", dataset_type="coco")) == ("coco", "a.json,b")

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import miniatures as mini
 import pytest
@@ -25,36 +24,29 @@ from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
 from prolip.gaussian import Gaussian
 
 
-def make_sets(root: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> list[str]:
     """One set of every kind; of one shard and of three, with keys that repeat in other shards."""
-    file, images = mini.karpathy(root / "coco")
-    captions, pictures = mini.cub(root / "cub")
+    root = tmp_path_factory.mktemp("sets")
     return [
         f"wds:{mini.wds_classification(root / 'single', images=40)}",
         f"wds:{mini.wds_multilabel(root / 'multi')}",
         f"wds:{mini.wds_retrieval(root / 'pairs', images=12, shards=3)}",
         f"imagenet:{mini.class_folders(root / 'folders', ['cat', 'dog', 'fish'], images=3)}",
-        f"coco:{file},{images}",
-        f"cub:{captions},{pictures}",
+        "coco:{},{}".format(*mini.karpathy(root / "coco")),
+        "cub:{},{}".format(*mini.cub(root / "cub")),
         f"captions:{mini.caption_table(root / 'table')}",
         f"winogavil:{mini.winogavil(root / 'wino')}",
     ]
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory) -> list[str]:
-    return make_sets(tmp_path_factory.mktemp("sets"))
-
-
-@pytest.fixture(scope="module")
 def damaged(tmp_path_factory) -> str:
     """A set of which one image cannot be read."""
     root = mini.wds_classification(tmp_path_factory.mktemp("damaged") / "wds_birds", images=12)
-    samples = [
-        (s.key, {"png": s.image if i != 5 else s.image[:100], "cls": str(s.label).encode()})
-        for i, s in enumerate(open_dataset(f"wds:{root}").samples())
-    ]
-    mini.write_shards(root / "test", samples)
+    samples = {x.key: {"png": x.image, "cls": str(x.label).encode()} for x in open_dataset(f"wds:{root}").samples()}
+    samples["s0000005"]["png"] = samples["s0000005"]["png"][:100]
+    mini.write_shards(root / "test", list(samples.items()))
     return f"wds:{root}"
 
 
@@ -100,15 +92,12 @@ def test_ranks_together_give_the_metrics_of_one_process(answers, ours, sets):
             assert math.isclose(value, result.metrics[name], rel_tol=1e-6, abs_tol=1e-6), (key, name)
 
 
-def test_damage_on_any_rank_is_counted_once_or_told_to_all(answers):
+def test_damage_and_errors_of_any_rank_are_counted_once_or_told_to_all(answers):
     first, second, third = answers[1]
     for damaged, images in first[:2]:
         assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
     assert second[:2] == third[:2] == [None, None]
     assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
-
-
-def test_an_error_of_one_rank_ends_the_work_of_all(answers):
     lost, peer = "TaskLost: rank 1: DamagedData: gone", "PeerError: rank 1: TypeError: gone"
     assert answers[2] == ([lost, peer], [lost, "TypeError: gone"], [lost, peer])
 
@@ -138,9 +127,8 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
     """Collectives of the training give up after two seconds; reading takes rank 1 three."""
     dist.barrier()  # or a rank that is quick would leave while the other one still connects to it
     dist.destroy_process_group()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=2)
-    )
+    place = {"init_method": f"file://{store}", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2), **place)
     waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     dataset = open_dataset(source)
 

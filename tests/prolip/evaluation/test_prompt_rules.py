@@ -8,7 +8,7 @@ from dataclasses import replace
 import miniatures as mini
 import pytest
 import torch
-from commands import evaluate
+from commands import evaluate, refusal
 
 from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.webdataset import open_wds
@@ -131,10 +131,7 @@ def test_the_best_prompts_of_a_class_are_chosen_by_the_images_that_are_not_score
 
 def test_what_has_no_prompts_to_choose_from_is_refused(tmp_path, data, folder, theirs, capsys):
     def refused(*words):
-        with pytest.raises(SystemExit) as ended:
-            evaluate(list(words))
-        assert ended.value.code == 2
-        return capsys.readouterr().err
+        return refusal(capsys, evaluate, *words)
 
     words = ["--model", folder, "--data", f"wds:{data}"]
     assert "certain:9 of 4 prompts" in refused(*words, "--prompts", "certain:9")

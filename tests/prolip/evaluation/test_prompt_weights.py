@@ -8,7 +8,7 @@ import miniatures as mini
 import numpy as np
 import pytest
 import torch
-from commands import evaluate, run
+from commands import evaluate, refusal, run
 from PIL import Image
 
 from prolip.evaluation import prompts as best_prompts
@@ -49,10 +49,8 @@ def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
     predicted = torch.empty_like(labels)
     for own in (first, ~first):
         others = (~own).nonzero().squeeze(1)
-        keys = [features.keys[row] for row in others.tolist()]
-        weights = reweigh(
-            fit, features.image.select(others), keys, features.prompts, score, labels[others] if fit.shots else None
-        ).weights
+        keys, shown = [features.keys[row] for row in others.tolist()], labels[others] if fit.shots else None
+        weights = reweigh(fit, features.image.select(others), keys, features.prompts, score, shown).weights
         assert not torch.allclose(weights, torch.full_like(weights, 0.25), atol=0.02)
         classes = mixture(features.prompts, weights)
         predicted[own] = score.pairwise(features.image.select(own), classes).argmax(1)
@@ -64,9 +62,7 @@ def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
         study_features(features)
 
 
-def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(
-    data, folder, ours, kept, tmp_path, capsys
-):
+def test_a_file_has_the_weights_of_its_images_and_classes_are_mixed_by_them(data, folder, ours, kept, tmp_path, capsys):
     pool, scored = map(open_wds, data)
     found = PromptWeights.load(kept)
     images = compute_features(pool, ours, prompts=PromptRule.parse("bprw"))
@@ -85,9 +81,8 @@ def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(
     assert by_file.metrics["acc1"] == want_acc and "refusal/score/error" in by_file.metrics
     assert by_file.info["prompts"] == str(found) and str(found) in capsys.readouterr().out
     evaluate([*words, "all", *folders])
-    again = {
-        result.info.get("prompts", "all"): result.metrics["acc1"] for result in evaluate(["--features", str(tmp_path)])
-    }
+    results = evaluate(["--features", str(tmp_path)])
+    again = {result.info.get("prompts", "all"): result.metrics["acc1"] for result in results}
     assert again.pop("all") != want_acc and again == {str(found): want_acc}  # kept apart
     capsys.readouterr()
     by_fit = evaluate([*words, "bprw:3,alpha=1.5", "--prompts-fit", f"wds:{data[0]}"])[0]
@@ -105,13 +100,6 @@ def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, mon
 
 def prompts(words):
     run("prompts", *words)
-
-
-def refusal(capsys, command, *words):
-    with pytest.raises(SystemExit) as ended:
-        command(list(words))
-    assert ended.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, tmp_path, capsys, theirs):
@@ -181,9 +169,8 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     lines = capsys.readouterr().out.splitlines()
     nats = -(found.table * found.table.log()).sum(1)
     assert lines[0] == str(found) and lines[1].startswith("7 classes, 4 prompts, even weight 0.2500; entropy ")
-    assert (
-        f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), of even weights 1.386" in lines[1]
-    )
+    entropy = f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), of even weights 1.386"
+    assert entropy in lines[1]
     means = [float(line.split()[0]) for line in lines[2:6]]
     assert means == sorted(means, reverse=True) and sum(means) == pytest.approx(1, abs=1e-3)
     for name, row, line in zip(mini.CLASSES, found.table, lines[6:13]):

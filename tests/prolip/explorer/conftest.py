@@ -1,25 +1,15 @@
-"""A small model and a gallery whose captions try to run scripts, on a page that a thread serves."""
+"""A gallery whose captions try to run scripts, on a page that a thread serves."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
-import torch
-from explored import COLOURS, HOSTILE, make_app, picture
+from explored import HOSTILE, make_app
+from squares import COLOURS, picture
 from webdataset import TarWriter
 
-import prolip
 from prolip.explorer.server import make_server
-from prolip.models.checkpoint import save_pretrained
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory) -> str:
-    """`local-dir:` address of a random model whose traces differ."""
-    torch.manual_seed(0)
-    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('explored_model'))}"
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from explored import picture
 from PIL import Image
+from squares import picture
 
 from prolip.explorer import server as served
 from prolip.explorer import thumbnails

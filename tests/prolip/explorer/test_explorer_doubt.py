@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from explored import make_app, picture
+from explored import make_app
 from fitted_models import fitted_model
+from squares import picture
 
 from prolip.uncertainty.units import range_in_words
 

@@ -6,8 +6,9 @@ import io
 import os
 
 from commits_curate import write_tar
-from explored import COLOURS, make_app, picture
+from explored import make_app
 from PIL import Image
+from squares import COLOURS, picture
 
 from prolip.utils.console import STEERING_A_VALUE
 

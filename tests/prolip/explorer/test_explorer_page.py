@@ -6,7 +6,8 @@ import re
 import shutil
 
 import pytest
-from explored import HOSTILE, picture
+from explored import HOSTILE
+from squares import COLOURS, picture
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -168,3 +169,66 @@ def test_all_of_it_goes_by_keyboard(opened):
     chosen = page.locator("#chosen .caption").inner_text()
     press("Enter")
     expect(page.locator("#chips")).to_contain_text(chosen)
+
+
+def test_every_view_fits_a_telephone_and_has_names_for_a_screen_reader(opened):
+    page = opened(375, 740)
+    ask(page, "a square with a very long description " * 12)
+    for name in VIEWS:
+        view(page, name)
+        wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1] == 375, name
+    found = page.evaluate("""() => {
+        const all = (what) => [...document.querySelectorAll(what)], html = (some) => some.map((x) => x.outerHTML);
+        const ids = all('[id]').map((x) => x.id);
+        return {
+            unlabelled: html(all('input, select, canvas').filter((x) => !x.labels?.length && !x.ariaLabel)),
+            mute: html(all('button').filter((x) => !x.textContent.trim() && !x.ariaLabel)),
+            alt: html(all('img').filter((x) => !x.hasAttribute('alt'))),
+            ids: ids.filter((x, i) => ids.indexOf(x) !== i),
+            live: all('[aria-live], [role=alert]').map((x) => x.id),
+            controls: html(all('[aria-controls]').filter((x) => !ids.includes(x.getAttribute('aria-controls')))),
+        };
+    }""")
+    assert {"status", "error", "kept", "chosen"} <= set(found.pop("live"))
+    assert found == {"unlabelled": [], "mute": [], "alt": [], "ids": [], "controls": []}
+
+
+def test_what_fails_is_said_and_what_comes_late_wipes_nothing_out(opened, tmp_path):
+    page, held = opened(), []
+    error = page.locator("#error")
+    drop(page, b"no picture at all")
+    expect(error).to_contain_text("This is no picture that can be read")
+    (tmp_path / "huge.png").write_bytes(bytes(2**24 + 1))
+    page.set_input_files("#picture", tmp_path / "huge.png")
+    expect(error).to_have_text("This file has 16,777,217 bytes: at most 16,777,216 are taken")
+    drop(page, picture("red"))
+    expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
+    expect(error).to_be_hidden()
+    page.route("**/api/walk", lambda route: route.fulfill(status=400, json={"error": "there are no captions here"}))
+    page.click("#tab-path")
+    expect(error).to_have_text("There are no captions here")
+    expect(page.locator("#path .empty")).to_be_hidden()  # "Ask first."
+    for tab, slow, filled in (
+        ("uncertain", "uncertain", "#least li"),
+        ("rules", "columns", "#kept .big"),
+        ("map", "map", "#map-lead:has-text('All 12')"),
+    ):
+        page.route(f"**/api/{slow}", lambda route: held.append(route))
+        page.click(f"#tab-{tab}")
+        expect(page.locator("#status")).to_contain_text("…")
+        ask(page, "red")
+        held.pop().continue_()
+        expect(page.locator(filled).first).to_be_attached()
+        expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
+
+
+def test_a_click_on_the_map_chooses_an_item_and_small_probabilities_are_one_in_so_many(opened):
+    page = opened(place="#map")
+    expect(page.locator("#map-lead")).to_contain_text("All 12 items")
+    box = page.locator("#canvas").bounding_box()
+    at = page.evaluate("onScreen(view.points[3].at, document.getElementById('canvas').getBoundingClientRect())")
+    page.mouse.click(box["x"] + at[0], box["y"] + at[1])
+    expect(page.locator("#chosen .card")).to_contain_text(f"a {COLOURS[3]} square")
+    said = [page.evaluate(f"odds({x})") for x in ("0.5", "0.034", "0.01", "0.0096", "0.00004321", "0", "null")]
+    assert said == ["50%", "3.4%", "1.0%", "1 in 100", "1 in 23,000", "under 1 in a million", "–"]

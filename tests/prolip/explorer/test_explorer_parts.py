@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from commands import evaluate
 from commits_curate import write_tar
-from explored import COLOURS, make_app, picture
+from explored import make_app
 from PIL import Image
+from squares import COLOURS, picture
 
 from prolip.curate.rules import parse_rules
 from prolip.curate.score import PairSignals

@@ -12,8 +12,8 @@ import sys
 import urllib.request
 
 import pytest
-from explored import picture
 from PIL import Image
+from squares import picture
 
 from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
@@ -101,7 +101,14 @@ def test_a_form_of_another_page_cannot_send_what_is_taken(ask):
             assert ask("POST", path, b'{"row": 1}', {"Content-Type": kind})[0] == 415
 
 
-def test_an_open_server_takes_addresses_but_no_foreign_names(app):
+def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys, monkeypatch):
+    def served(server):
+        server.server_close()
+        raise ValueError("served")
+
+    monkeypatch.setattr("prolip.explorer.server.serve", served)
+    assert main(["explore", str(app.explored.index.store.folder), "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert re.search("opens this to every machine .*There is no password.*error: served", capsys.readouterr().err, re.S)
     with make_server(app, "0.0.0.0", 0) as made:
         assert made.url.startswith("http://127.0.0.1:") and not made.is_private
         assert made.knows("192.168.0.7") and made.knows("fe80::1") and not made.knows("evil.example")
@@ -151,14 +158,11 @@ def test_a_picture_is_asked_by_alone_and_with_a_text(ask, question):
     assert found["verdict"]["among"] == "captions"
     both = question("search", {"upload": kept["upload"], "text": "blue"})[1]
     assert both["question"]["sides"] == ["image", "text"] and both["verdict"]["probability"] is None
+    assert question("search", {"upload": "0123456789abcdef"})[0] == 404  # kept no more
 
 
 @pytest.mark.parametrize(
-    "data, words",
-    [
-        (b"<svg onload=alert(1)>", "cannot identify"),
-        (picture("red")[:60], "bad image"),
-    ],
+    "data, words", [(b"<svg onload=alert(1)>", "cannot identify"), (picture("red")[:60], "bad image")]
 )
 def test_what_is_no_picture_is_refused(ask, data, words):
     status, _, body = ask("POST", "/api/upload", data, BYTES)

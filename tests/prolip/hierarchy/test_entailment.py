@@ -72,16 +72,13 @@ def test_the_other_scores_are_the_measures_and_differences_that_they_name():
         assert torch.allclose(SCORES[name].pairs(a, b), values, atol=1e-5), name
 
 
-def test_a_model_of_points_has_the_scores_of_points_and_one_without_factors_not_its_own():
+def test_points_have_the_scores_of_points_and_without_units_a_nat_is_two_over_the_scale():
     assert set(scores_of(POINTS)) == {"cosine", "root", "seen", "seen_root", "own"}
     assert set(scores_of(CARD)) == set(SCORES)
     tested = ModelCard("h", "", logit_scale=8.0, score={"name": "inclusion_test", "scale": None, "bias": None})
     assert "own" not in scores_of(tested)
     with pytest.raises(ValueError, match="no logit_scale"):
         items_of(ModelCard("x", ""), gaussians(2), gaussians(1))
-
-
-def test_without_units_a_nat_is_two_over_the_scale():
     card = ModelCard("csd", "", logit_scale=8.0, logit_bias=-4.0, score=CSDScore(8.0, -4.0).to_dict())
     z = gaussians(3)
     assert torch.allclose(items_of(card, z, gaussians(1, seed=2)).nats, z.trace * 8 / 2)
@@ -126,10 +123,8 @@ def judged(card=CARD, wrong_way=False):
     if wrong_way:
         text = Gaussian(text.mean, -text.log_var - 12)
     pairs = relations(corpus, table, 400)
-    result = entailment_of(
-        card.name, scores_of(card), items_of(card, text, empty, image), items_of(card, image, empty), pairs, 50
-    )
-    return result, pairs
+    items = items_of(card, text, empty, image), items_of(card, image, empty)
+    return entailment_of(card.name, scores_of(card), *items, pairs, 50), pairs
 
 
 def test_a_model_that_knows_tells_every_kind_and_what_it_does_not_know_shows():

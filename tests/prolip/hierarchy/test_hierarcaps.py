@@ -53,29 +53,15 @@ def test_damaged_files_are_named_with_their_line(tmp_path):
             read_hierarcaps(path)
 
 
-def place(data, *texts):
-    return [data.texts.index(text) for text in texts]
-
-
 def test_the_paper_s_metrics_count_a_row_against_what_its_image_met(data):
-    met = torch.tensor(
-        [
-            place(data, "blue bird, small", "bird", "bird", "animal"),
-            place(data, "dog runs", "bird sits", "bird", "object"),
-        ]
-    )
+    paths = (("blue bird, small", "bird", "bird", "animal"), ("dog runs", "bird sits", "bird", "object"))
+    met = torch.tensor([[data.texts.index(text) for text in path] for path in paths])
     found = Traversal(met[:, 0], met[:, -1], torch.zeros(2, 3), met)
     metrics = paper_metrics(data, found)
     # row 0 meets 3 of its 4, all 3 met are its own; row 1 1 of 4 and 1 of 4; row 2 has bird alone of image a's 3
-    assert metrics == pytest.approx(
-        {
-            "paper/precision": (1 + 1 / 4 + 1 / 3) / 3,
-            "paper/recall": (3 / 4 + 1 / 4 + 1 / 4) / 3,
-            "paper/any_hit": 1.0,
-            "paper/root_recall": 1 / 3,
-            "paper/root_level0": 1 / 3,
-        }
-    )
+    want = {"precision": (1 + 1 / 4 + 1 / 3) / 3, "recall": (3 / 4 + 1 / 4 + 1 / 4) / 3}
+    want |= {"any_hit": 1.0, "root_recall": 1 / 3, "root_level0": 1 / 3}
+    assert metrics == pytest.approx({f"paper/{name}": value for name, value in want.items()})
 
 
 def test_the_benchmark_s_metrics_are_those_of_a_loop(data):
@@ -94,14 +80,8 @@ def test_the_benchmark_s_metrics_are_those_of_a_loop(data):
         recall.append(sum(any(row[level] in taken for row in own) for level in range(4)) / 4)
     tau = np.mean([kendalltau(radius[row], range(4)).statistic for row in data.rows])
     trace = np.mean([kendalltau(-text.trace.numpy()[row], range(4)).statistic for row in data.rows])
-    assert found == pytest.approx(
-        {
-            "benchmark/precision": np.mean(precision),
-            "benchmark/recall": np.mean(recall),
-            "benchmark/d_corr": tau,
-            "benchmark/d_corr_trace": trace,
-        }
-    )
+    want = {"precision": np.mean(precision), "recall": np.mean(recall), "d_corr": tau, "d_corr_trace": trace}
+    assert found == pytest.approx({f"benchmark/{name}": value for name, value in want.items()})
     points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
     assert "benchmark/d_corr_trace" not in benchmark_metrics(data, image, points, empty)
     flat = Gaussian(text.mean, torch.zeros_like(text.log_var))  # equal traces tell no depth

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import miniatures as mini
 import numpy as np
 import pytest
 from drawn_shards import write_shard
@@ -10,9 +11,7 @@ from PIL import Image
 from test_hierarcaps import ROWS, URL
 from test_hierarimgs import coco  # noqa: F401  # a fixture
 
-import prolip
 from prolip.cli.main import main as prolip_main
-from prolip.models.checkpoint import save_pretrained
 
 
 def main(words):
@@ -22,17 +21,15 @@ def main(words):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A small random model whose traces differ."""
-    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    return f"local-dir:{save_pretrained(made, tmp_path_factory.mktemp('small'))}"
+    return mini.prolip_folder(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Twelve flat drawings of twelve concepts with keywords of five words."""
-    names = [
-        {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"]} for i in range(12)
-    ]
-    records = [one | {"subgroup": f"sub{i % 4}", "group": f"group{i % 2}"} for i, one in enumerate(names)]
+    levels = [{"keywords": [f"key{i % 3}", "some more words"], "subgroup": f"sub{i % 4}"} for i in range(12)]
+    names = [{"hexcode": str(i), "name": f"thing n{i}", "group": f"group{i % 2}"} for i in range(12)]
+    records = [{**one, **more} for one, more in zip(names, levels)]
     path = tmp_path_factory.mktemp("shards") / "flat.tar"
     return str(write_shard(path, "flat", records, 32, lambda record: (20 * int(record["hexcode"]), 0, 99)))
 
@@ -89,9 +86,8 @@ def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, c
     monkeypatch.setattr("prolip.hierarchy.levels.write", lambda figure, folder, name: drawn.update({name: folder}))
     built = tmp_path / "levels"
     given = ["--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"), "--least", "50"]
-    assert (
-        main(["hierarimgs", *given, "--output", str(built)]) == 0 and "1 images at 4 levels" in capsys.readouterr().out
-    )
+    assert main(["hierarimgs", *given, "--output", str(built)]) == 0
+    assert "1 images at 4 levels" in capsys.readouterr().out
     shutil.copytree(built / "000000000001", built / "000000000002")
     figures = tmp_path / "figures"
     given = ["levels", "--model", model, "--images", str(built), "--captions", str(captions[0])]

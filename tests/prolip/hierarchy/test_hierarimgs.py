@@ -112,7 +112,7 @@ def test_images_whose_smallest_segment_is_large_enough_give_their_three_largest(
     assert len(choose(coco / "instances.json", least=49)) == 2
 
 
-def test_what_is_built_is_read_and_the_last_level_is_the_original(coco):
+def test_what_is_built_is_read_ends_in_the_original_and_replaces_a_former_build_alone(coco):
     out = coco / "out"
     assert build(coco / "instances.json", coco / "val2017", out, least=50) == 1
     (files,) = read_levels(out)
@@ -123,9 +123,6 @@ def test_what_is_built_is_read_and_the_last_level_is_the_original(coco):
     shown = [int((level != 255).any(2).sum()) for level in levels]
     assert shown == [80 * 50, 80 * 50 + 40 * 40, 80 * 50 + 40 * 40 + 10 * 7, 100 * 120]
     assert all((a[(a != 255).any(2)] == levels[3][(a != 255).any(2)]).all() for a in levels)
-
-
-def test_a_build_takes_the_place_of_a_former_one_and_of_nothing_else(coco):
     out = coco / "out"
     assert build(coco / "instances.json", coco / "val2017", out, least=49) == 2
     assert build(coco / "instances.json", coco / "val2017", out, least=50) == 1

@@ -40,15 +40,11 @@ def test_traversal_is_the_loop_over_images_and_steps_however_it_is_cut(root, inc
     assert len(met.unique()) > 3
 
 
-def test_the_root_is_the_caption_that_includes_the_image_and_not_the_farthest_wide_one():
-    """H of a far and wide caption is the larger; one-sided log_inclusion takes the near one."""
+def test_the_root_includes_the_image_and_is_not_the_farthest_wide_one_and_paths_join_repeats():
     image = Gaussian(torch.tensor([[1.0, 0.0]]), torch.full((1, 2), -4.0))
     text = Gaussian(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.full((2, 2), -3.0))
     assert traverse(image, text, text.select([0])).root_caption.item() == 0
     assert traverse(image, text, text.select([0]), inclusion="inclusion_test").root_caption.item() == 1
-
-
-def test_paths_join_repeats():
     met = torch.tensor([[2, 2, 0, 0, 1]])
     found = traversal.Traversal(met[:, 0], met[:, 1], torch.zeros(1, 2), met)
     assert found.path(0) == [2, 0, 1]
@@ -64,11 +60,11 @@ def test_what_cannot_be_traversed_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             traverse(image, text, empty, **options)
-    for given, words in (
-        ((image, points), "root='empty'"),
-        ((points, text), "root='empty'"),
-        ((image, nothing), "0 capt"),
+    for images, texts, words in (
+        (image, points, "root='empty'"),
+        (points, text, "root='empty'"),
+        (image, nothing, "0 capt"),
     ):
         with pytest.raises(ValueError, match=words):
-            traverse(*given, empty)
+            traverse(images, texts, empty)
     assert traverse(image, points, empty, "empty").root_caption.tolist() == [-1, -1]

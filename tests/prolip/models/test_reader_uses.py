@@ -305,7 +305,6 @@ def test_a_method_that_cannot_train_such_a_model_says_so_before_anything_is_buil
 
 def test_a_head_of_ones_own_sees_the_tokens_of_openclips_towers(folders, monkeypatch):
     """The documented example, whose head knows nothing of kinds of towers."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "methods"))
     monkeypatch.setenv(FURTHER, "near_method")
     objective = objective_of(folders("convnext_base"), "near")
     batch, _ = batch_of(objective.model, "near")

@@ -10,15 +10,7 @@ import pytest
 
 from prolip.plan.config import PlanConfig
 from prolip.plan.models import build_cluster, count_of_run
-from prolip.plan.phases import (
-    MOST_STEPS,
-    failures,
-    known_to_all,
-    load,
-    phases,
-    read_seconds,
-    start,
-)
+from prolip.plan.phases import MOST_STEPS, failures, known_to_all, load, phases, read_seconds, start
 from training.parallel import StopConsensus, World
 
 NAME = "ProLIP-ViT-B-16"

@@ -69,9 +69,8 @@ def test_every_step_of_every_class_is_that_of_a_loop_whatever_the_number_of_poin
     alpha = own if alpha == "own" else torch.full((5, 4), float(alpha), dtype=torch.float64)
     got = steps_of(z, points, alpha, 0.05, 6)
     for c in (0, 1, 3, 4):
-        for (weights, objective), (w, o) in zip(
-            got, by_hand(z.select(c), points[c], alpha[c], 0.05, inverse_traces(z)[c], 6)
-        ):
+        want = by_hand(z.select(c), points[c], alpha[c], 0.05, inverse_traces(z)[c], 6)
+        for (weights, objective), (w, o) in zip(got, want):
             torch.testing.assert_close(weights[c], w)
             torch.testing.assert_close(objective[c], o)
     for weights, _ in got[1:]:  # a class without points: the mode of its prior

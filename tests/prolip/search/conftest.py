@@ -1,24 +1,13 @@
-"""A small model and pictures for the tests of the command."""
+"""Pictures for the tests of the command."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from squares import COLOURS, picture
 from webdataset import TarWriter
 
-import prolip
-from prolip.models.checkpoint import save_pretrained
 from prolip.search import index as built
 from prolip.search.index import SearchIndex
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory) -> str:
-    """`local-dir:` address of a random model whose traces differ."""
-    torch.manual_seed(0)
-    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('searching_model'))}"
 
 
 @pytest.fixture

@@ -17,37 +17,26 @@ TEXTS = ["a red square", "green", "blue sky", "something yellow"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return fitted_model(tmp_path_factory.mktemp("doubting"), doubts=True)
+def embedder(tmp_path_factory):
+    return Embedder.load(fitted_model(tmp_path_factory.mktemp("doubting"), doubts=True))
 
 
-@pytest.fixture(scope="module")
-def embedder(model):
-    return Embedder.load(model)
-
-
-@pytest.fixture(scope="module")
-def images(embedder, photos, tmp_path_factory) -> SearchIndex:
-    """The squares, as the command indexes them."""
-    index = SearchIndex.create(
-        tmp_path_factory.mktemp("images") / "index",
-        embedder.score,
-        embedder.embed_texts(["a"]).mean.shape[1],
-        card=embedder.card,
-    )
-    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS])
-    index.append("squares", [Part([{"key": colour} for colour in COLOURS], z, len(COLOURS))])
+def indexed(folder, embedder, keys, z, side) -> SearchIndex:
+    index = SearchIndex.create(folder / side, embedder.score, z.mean.shape[1], side=side, card=embedder.card)
+    index.append("all", [Part([{"key": key} for key in keys], z, len(keys))])
     return index
+
+
+@pytest.fixture(scope="module")
+def images(embedder, tmp_path_factory) -> SearchIndex:
+    """The squares, as the command indexes them."""
+    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS])
+    return indexed(tmp_path_factory.mktemp("images"), embedder, COLOURS, z, "image")
 
 
 @pytest.fixture(scope="module")
 def texts(embedder, tmp_path_factory) -> SearchIndex:
-    z = embedder.embed_texts(TEXTS)
-    index = SearchIndex.create(
-        tmp_path_factory.mktemp("texts") / "index", embedder.score, z.mean.shape[1], side="text", card=embedder.card
-    )
-    index.append("texts", [Part([{"key": text} for text in TEXTS], z, len(TEXTS))])
-    return index
+    return indexed(tmp_path_factory.mktemp("texts"), embedder, TEXTS, embedder.embed_texts(TEXTS), "text")
 
 
 def doubt_by_hand(embedder, image, gallery=None):

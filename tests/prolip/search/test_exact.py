@@ -13,7 +13,6 @@ from prolip.measures import pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, index_vectors
 from prolip.search.exact import (
-    GaussianArrays,
     bucket_bounds,
     candidates,
     error_bound,
@@ -28,15 +27,11 @@ SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "
 SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)
 
 
-def search(name: str, queries: Gaussian, arrays: GaussianArrays, k: int):
+def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, block: int):
+    arrays = arrays_of(SCORES[name], gallery, block)
     if name == "elk":
         return nearest_by_elk(queries, make_buckets(arrays, 64), k)[0]
     return nearest(SCORES[name], queries, arrays, k)
-
-
-def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, block: int):
-    score = SCORES[name]
-    return search(name, queries, arrays_of(score, gallery, block), k)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -64,12 +59,8 @@ def test_copies_anywhere_have_equal_bits_at_every_width(name):
             x[copies] = x[copies[0]].clone()
         arrays = arrays_of(None, gallery, 17)
         every = score_all(score, queries, arrays, 60)
-        found = (
-            [every]
-            if name != "elk"
-            else [every, *(nearest_by_elk(queries, make_buckets(arrays, rows), 60)[0] for rows in (1, 7, 64))]
-        )
-        for rows, scores in found:
+        sizes = (1, 7, 64) if name == "elk" else ()  # of buckets
+        for rows, scores in [every, *(nearest_by_elk(queries, make_buckets(arrays, n), 60)[0] for n in sizes)]:
             assert rows.sort(1).values.equal(torch.arange(60).expand(5, -1))
             place = rows.argsort(1)[:, copies]
             assert place.equal(place[:, :1] + torch.arange(5)), (dim, place)

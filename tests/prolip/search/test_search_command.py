@@ -134,11 +134,8 @@ def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
 
 def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_path, photos, capsys, caplog):
     path = tmp_path / "questions.jsonl"
-    right = [
-        {"image": str(photos / name / f"{colour}.png"), "keys": [f"{name}/{colour}.png"]}
-        for n, colour in enumerate(COLOURS)
-        for name in ("warm" if n % 2 else "cold",)
-    ] * 10
+    names = [f"{('cold', 'warm')[n % 2]}/{colour}.png" for n, colour in enumerate(COLOURS)]
+    right = [{"image": str(photos / name), "keys": [name]} for name in names] * 10
     path.write_text("\n".join(map(json.dumps, right)))
     words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
     code, lines, said = run(capsys, *words)
@@ -203,10 +200,7 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
         (["query", "{index}"], "give --text or --image"),
         (["query", "{index}", "--text", "a", "--combine"], "give as many"),
         (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
-        (
-            ["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--more-general"],
-            "rank by inclusion",
-        ),
+        (["query", "{index}", "--text=a", "--risk=0.1", "--calibrate=x", "--more-general"], "rank by inclusion"),
         (["query", "{index}", "--image", "{}/no.png"], "no.png"),
         (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
         (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in"),
@@ -234,32 +228,20 @@ def test_the_room_of_ten_million_items_is_that_of_the_docs():
 ODD = (b"a\nb.png", b"\xff\xfe.png", b"\x1b[31mc.png", b"u\xe2\x80\xa8v.png", b"sub\xe4/x\r.png", b'q"{1..3}.png')
 
 
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory, small_model):
-    """Pictures whose names hold line ends, escape sequences and bytes that are no UTF-8, and an index of them."""
-    folder = tmp_path_factory.mktemp("odd")
+def test_odd_names_are_found_in_one_line_each_and_as_json(tmp_path, small_model, capsys):
+    """Line ends, escape sequences and bytes that are no UTF-8."""
     for name, colour in zip(ODD, COLOURS):
-        path = os.path.join(os.fsencode(folder), b"p", name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        Path(os.fsdecode(path)).write_bytes(picture(colour))
-    assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", small_model]) == 0
-    return folder
-
-
-def test_odd_names_are_found_in_one_line_each_and_as_json(odd, capsys):
-    code, lines, _ = run(capsys, "query", odd / "i", "--text", "red")
+        path = tmp_path / "p" / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(colour))
+    assert run(capsys, "build", tmp_path / "i", "--data", f"images:{tmp_path}/p", "--model", small_model)[0] == 0
+    code, lines, _ = run(capsys, "query", tmp_path / "i", "--text", "red")
     assert code == 0 and len(lines) == 1 + len(ODD) and all(line.isprintable() for line in lines)
-    code, lines, _ = run(capsys, "query", odd / "i", "--text", "red", "--json")
+    code, lines, _ = run(capsys, "query", tmp_path / "i", "--text", "red", "--json")
     found = json.loads(lines[0].encode())["answers"]
     assert len(lines) == 1 and all(Path(answer["path"]).is_file() for answer in found)
-    assert {answer["key"] for answer in found} == {
-        "a\nb.png",
-        r"\udcff\udcfe.png",
-        "\x1b[31mc.png",
-        "u\u2028v.png",
-        "sub\\udce4/x\r.png",
-        'q"{1..3}.png',
-    }
+    keys = {"a\nb.png", r"\udcff\udcfe.png", "\x1b[31mc.png", "u\u2028v.png", "sub\\udce4/x\r.png", 'q"{1..3}.png'}
+    assert {answer["key"] for answer in found} == keys
     assert all(set(answer) & {"print", "source"} == set() for answer in found)
 
 

@@ -7,17 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from prolip.utils.style import (
-    BAD,
-    GOOD,
-    IMAGE,
-    LEVEL_COLOURS,
-    LOOKS,
-    TEXT,
-    percent,
-    styled,
-    write,
-)
+from prolip.utils.style import BAD, GOOD, IMAGE, LEVEL_COLOURS, LOOKS, TEXT, percent, styled, write
 
 #: What is left of linear light without one sort of cones (Machado et al. 2009, severity 1).
 VISION = {

@@ -7,13 +7,8 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/bench/train/scale.py"
 
 
-@pytest.fixture
-def tables_of(forked):
+def tables_of(forked, *words: object) -> dict[str, list[dict[str, str]]]:
     """Run the script; returns title -> rows of cells by column."""
-    return lambda *words: read_tables(forked, words)
-
-
-def read_tables(forked, words: tuple[object, ...]) -> dict[str, list[dict[str, str]]]:
     assert forked.script(SCRIPT, *words) == 0, forked.err[-2000:]
     tables = {}
     for title, *lines in (part.splitlines() for part in forked.out.split("## ")[1:]):
@@ -27,8 +22,8 @@ def number(row: dict[str, str], column: str) -> float:
     return float(row.get(column, "0").replace(",", ""))
 
 
-def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads(tables_of):
-    for title, rows in tables_of("start", "--shards", 16, "--ranks", 2, 16).items():
+def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads(forked):
+    for title, rows in tables_of(forked, "start", "--shards", 16, "--ranks", 2, 16).items():
         assert title == "Start on 16 shards" and len(rows) == 6
         for row in rows:
             if row["of"] == "rank 0":
@@ -39,15 +34,12 @@ def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads(tables_of):
 
 
 @pytest.mark.slow
-def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number(tables_of):
+def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number(forked):
     """Formulas name what grows: texts gathered in a step, and places in the data on rank 0, which saves."""
-    tables = tables_of("step", "stop", "save", "load", "--ranks", 2, 16)
+    tables = tables_of(forked, "step", "stop", "save", "load", "--ranks", 2, 16)
     for who in ("rank 0", "another"):
         few, many = (
-            {
-                title: next(row for row in rows if (row["ranks"], row["of"]) == (ranks, who))
-                for title, rows in tables.items()
-            }
+            {title: row for title, rows in tables.items() for row in rows if (row["ranks"], row["of"]) == (ranks, who)}
             for ranks in ("2", "16")
         )
         for title in tables:

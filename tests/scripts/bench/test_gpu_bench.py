@@ -110,10 +110,6 @@ def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(sta
         time.sleep(0.05)
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
-# --- the parts --------------------------------------------------------------------------------------------------------
 def kit(tmp_path: Path, rehearse: bool = True) -> Kit:
     return Kit(argparse.Namespace(rehearse=rehearse, seconds=60, step_rate=None, work=tmp_path, file=tmp_path / "rows"))
 

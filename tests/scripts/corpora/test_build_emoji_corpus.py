@@ -6,11 +6,11 @@ import io
 import json
 import sys
 import tarfile
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from PIL import Image
+from test_build_icon_corpus import pack
 
 from corpora import build_emoji as builder
 
@@ -42,46 +42,12 @@ ICONS = {
 CHARS = {"2a-20e3": "elsewhere", "002a-20e3": "keycap-asterisk"}
 
 
-@pytest.fixture
-def concepts():
-    return builder.read_concepts(DATA, GROUPS)
-
-
-def test_concepts_come_in_cldr_order_without_flags_components_and_indicators(concepts):
+def test_concepts_come_in_cldr_order_without_flags_and_components_their_captions_sorted():
+    concepts = builder.read_concepts(DATA, GROUPS)
     assert [c.hexcode for c in concepts] == ["1f402", "1f550", "1fa85", "002a-fe0f-20e3"]
-
-
-def test_captions_are_sorted_and_a_keyword_that_repeats_the_name_is_dropped(concepts):
-    ox = concepts[0]
-    assert (ox.name, ox.keywords, ox.subgroup, ox.group) == (
-        "Ox",
-        ["bull", "taurus"],
-        "animal mammal",
-        "animals nature",
-    )
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The builder with a renderer that needs nothing: a grey whose value is the length of the drawing."""
-
-    def render(svg: str) -> bytes:
-        out = io.BytesIO()
-        Image.new("RGB", (64, 64), (len(svg) % 256,) * 3).save(out, "WEBP", lossless=True)
-        return out.getvalue()
-
-    monkeypatch.setattr(builder, "render", render)
-    return builder
-
-
-def pack(folder: Path, package: str, files: dict) -> None:
-    """A tarball as npm makes it."""
-    with tarfile.open(folder / builder.tarball_name(package), "w:gz") as tar:
-        for path, content in files.items():
-            info = tarfile.TarInfo(f"package/{path}")
-            blob = json.dumps(content).encode()
-            info.size = len(blob)
-            tar.addfile(info, io.BytesIO(blob))
+    ox = concepts[0]  # one keyword repeats the name
+    assert (ox.name, ox.keywords) == ("Ox", ["bull", "taurus"])
+    assert (ox.subgroup, ox.group) == ("animal mammal", "animals nature")
 
 
 @pytest.fixture
@@ -89,18 +55,25 @@ def packages(tmp_path):
     """A folder with the tarballs for the style noto."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    words, noto = builder.package_names(["noto"])
-    pack(folder, words, {"en/data.json": DATA, "meta/groups.json": GROUPS})
-    pack(folder, noto, {"icons.json": ICONS, "chars.json": CHARS})
+    contents = {"en/data.json": DATA, "meta/groups.json": GROUPS}, {"icons.json": ICONS, "chars.json": CHARS}
+    for package, files in zip(builder.package_names(["noto"]), contents):
+        pack(folder / builder.tarball_name(package), {name: json.dumps(x).encode() for name, x in files.items()})
     return folder
 
 
 @pytest.fixture
-def installed(drawn, monkeypatch):
-    """As if npm were absent and the renderer present."""
-    monkeypatch.setattr(drawn.shutil, "which", lambda name: None)
+def installed(monkeypatch):
+    """The builder as if npm were absent, with a renderer of greys whose value is the length of the drawing."""
+
+    def render(svg: str) -> bytes:
+        out = io.BytesIO()
+        Image.new("RGB", (64, 64), (len(svg) % 256,) * 3).save(out, "WEBP", lossless=True)
+        return out.getvalue()
+
+    monkeypatch.setattr(builder, "render", render)
+    monkeypatch.setattr(builder.shutil, "which", lambda name: None)
     monkeypatch.setitem(sys.modules, "resvg_py", ModuleType("resvg_py"))
-    return drawn
+    return builder
 
 
 def test_a_shard_is_the_same_bytes_every_time_and_reads_back(installed, packages, tmp_path):

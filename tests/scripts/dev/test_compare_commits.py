@@ -10,18 +10,13 @@ def commit(tmp_path, monkeypatch):
     """A commit whose source has the flags --score and --max-steps, the module training.run and a recipe."""
     made = compare.Commit.__new__(compare.Commit)
     made.name, made.folder, made.flags = "before", tmp_path, []
-    for name, text in (
-        ("src/training/run.py", "    max_steps: int\n"),
-        ("src/prolip/eval.py", 'flag("--score")\n'),
-        ("recipes/demo.yaml", ""),
-    ):
+    files = {"src/training/run.py": "    max_steps: int\n", "src/prolip/eval.py": 'flag("--score")\n'}
+    for name, text in (files | {"recipes/demo.yaml": ""}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(compare, "RENAMED_FLAGS", {"--similarity": "--score", "--max-steps": "--steps"})
     monkeypatch.setattr(compare, "RENAMED_MODULES", {"training.main": "training.run"})
-    monkeypatch.setattr(
-        compare, "RENAMED_FILES", {"scripts/recipes/demo.yaml": "recipes/demo.yaml", "eval.json": "evaluation.json"}
-    )
+    monkeypatch.setattr(compare, "RENAMED_FILES", {"scripts/recipes/demo.yaml": "recipes/demo.yaml"})
     monkeypatch.setattr(compare, "RENAMED_KEYS", {"aurc": "area"})
     return made
 

@@ -95,10 +95,7 @@ def source_of(words: list[str]) -> tuple[str, list[Path]] | None:
         own = ROOT / "src/prolip/cli/eval.py"
         return "clip-benchmark", [own, Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
     for word in words:
-        if word.startswith("prolip.") and "-m" in words:
-            path = ROOT / "src" / word.replace(".", "/")
-            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), word
-            return word, [path.with_suffix(".py")] if path.with_suffix(".py").exists() else list(path.glob("*.py"))
+        assert not word.startswith("prolip.") or "-m" not in words, word  # `prolip VERB` starts what is there
         if re.match(r"(scripts|slurm|tests)/.*\.(py|sbatch)$", word):
             assert (ROOT / word).exists(), word
             return word, [ROOT / word]

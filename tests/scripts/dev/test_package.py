@@ -15,13 +15,8 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 #: Packages that come with a declared one, and optional ones whose import is guarded.
-COMES_WITH = {
-    "cycler": "matplotlib",
-    "triton": "torch",
-    "packaging": "pytest",
-    "tokenizers": "clip-benchmark",
-    "onnx_ir": "onnxscript",
-}
+COMES_WITH = {"cycler": "matplotlib", "triton": "torch", "packaging": "pytest", "tokenizers": "clip-benchmark"}
+COMES_WITH |= {"onnx_ir": "onnxscript"}
 OPTIONAL = {"wandb", "torchcodec", "cosmic_ray"}
 
 
@@ -35,17 +30,13 @@ REQUIREMENTS = declared((ROOT / "requirements.txt").read_text().splitlines())
 
 
 def test_the_lowest_versions_are_the_bounds_of_the_requirements():
-    lowest = {
-        name: next(iter(one.specifier))
-        for name, one in declared((ROOT / "tests/lowest.txt").read_text().splitlines()).items()
-    }
-    bounds = {
-        name: [part.version for part in one.specifier if part.operator == ">="] for name, one in REQUIREMENTS.items()
-    }
-    assert all(pin.operator == "==" for pin in lowest.values())
-    assert {name: [Version(pin.version)] for name, pin in lowest.items()} == {
-        name: [Version(version) for version in versions] for name, versions in bounds.items()
-    }
+    def versions(requirements: dict[str, Requirement], operator: str) -> dict[str, list[Version]]:
+        found = {name: [x for x in one.specifier if x.operator == operator] for name, one in requirements.items()}
+        return {name: [Version(x.version) for x in some] for name, some in found.items()}
+
+    lowest = declared((ROOT / "tests/lowest.txt").read_text().splitlines())
+    assert all(len(one.specifier) == 1 for one in lowest.values())
+    assert versions(lowest, "==") == versions(REQUIREMENTS, ">=")
 
 
 def test_every_package_that_is_imported_is_declared():

@@ -1,13 +1,11 @@
 """The command on small models and a small corpus: all figures there are, each as pixels and as vectors."""
 
-import io
 import json
-import tarfile
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_tars import png, write_tar
 
 from prolip import create_model
 from prolip.cli.main import main as prolip
@@ -22,32 +20,21 @@ def main(words):
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Small random models, of Gaussians and of points."""
-    place = tmp_path_factory.mktemp("models")
-    made = create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    points = create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
-    return {
-        name: f"local-dir:{save_pretrained(model, place / name)}"
-        for name, model in (("gaussians", made), ("points", points))
-    }
+def points(tmp_path_factory):
+    """A small random model of points."""
+    made = create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
+    return f"local-dir:{save_pretrained(made, tmp_path_factory.mktemp('points'))}"
 
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Fifteen drawings of as many concepts."""
-    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("shards") / "flat.tar"
-    with tarfile.open(path, "w") as tar:
-        for i in range(15):
-            words = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"thing key{i % 3}", "some more words"]}
-            record = words | {"subgroup": f"sub{i % 4}", "group": f"thing group{i % 2}", "style": "flat"}
-            picture = io.BytesIO()
-            Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
-            for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
-                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return str(path)
+    samples = []
+    for i in range(15):
+        words = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"thing key{i % 3}", "some more words"]}
+        record = words | {"subgroup": f"sub{i % 4}", "group": f"thing group{i % 2}", "style": "flat"}
+        samples.append((f"flat-{i}", {"png": png(i, 32), "json": json.dumps(record).encode()}))
+    return write_tar(tmp_path_factory.mktemp("shards") / "flat.tar", samples)
 
 
 @pytest.fixture
@@ -60,9 +47,9 @@ def weights(tmp_path):
     return str(tmp_path / "weights.json")
 
 
-def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights, tmp_path, capsys):
+def test_every_figure_is_written_as_pixels_and_as_vectors(small_model, shard, weights, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert main(["--model", models["gaussians"], "--data", shard, "--prompts", weights, "--output", str(out)]) == 0
+    assert main(["--model", small_model, "--data", shard, "--prompts", weights, "--output", str(out)]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3", "C.4", "C.5"]
     assert {path.name for path in out.iterdir()} == {
@@ -72,8 +59,8 @@ def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights
         assert min(picture.size) >= 500
 
 
-def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
-    given = ["--model", models["points"], "--data", shard, "--output", str(tmp_path), "--vector", "pdf"]
+def test_points_have_the_figures_that_need_no_variances(points, shard, tmp_path, capsys):
+    given = ["--model", points, "--data", shard, "--output", str(tmp_path), "--vector", "pdf"]
     assert main(given) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert sum("has no variances" in line for line in lines) == 8 and sum("--prompts" in line for line in lines) == 2
@@ -85,8 +72,8 @@ def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path,
     assert "figure 5 cannot be drawn" in error and "no variances" in error and error.count("\n") == 1
 
 
-def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
-    usual = ["--model", models["gaussians"], "--data", shard, "--output", str(tmp_path)]
+def test_what_cannot_be_is_said_in_one_line(small_model, shard, tmp_path, capsys):
+    usual = ["--model", small_model, "--data", shard, "--output", str(tmp_path)]
     for given, words in (
         ([*usual[:3], "none.tar", *usual[4:]], "no shard at none.tar"),
         ([*usual, "--only", "C.4"], "it takes --prompts"),

@@ -7,13 +7,7 @@ import pytest
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED
 from prolip.evaluation.suites.datacomp.results import Line, ModelIdentity, ResultFolder
-from studies.papers.published_datacomp import (
-    PAPER,
-    PUBLISHED,
-    main,
-    published_report,
-    reproduce,
-)
+from studies.papers.published_datacomp import PAPER, PUBLISHED, main, published_report, reproduce
 
 ROWS = {row.label: row for row in PUBLISHED}
 OURS_12_8B = ROWS["ProLIP ViT-B/16, 12.8B"]

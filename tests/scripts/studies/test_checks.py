@@ -9,10 +9,8 @@ import pytest
 import torch
 from commands import evaluate_corpus
 
-import prolip
 from prolip.corpora.emoji.result import load
 from prolip.gaussian import Gaussian
-from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,23 +32,11 @@ def run(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def evaluation(tmp_path_factory):
+def evaluation(small_model, tmp_path_factory):
     """Of a random model whose traces differ, on the food of one designer."""
     folder = tmp_path_factory.mktemp("checked")
-    torch.manual_seed(0)
-    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0), folder / "model")
-    evaluate_corpus(
-        [
-            "--model",
-            f"local-dir:{folder}/model",
-            "--data",
-            str(ROOT / "data/emoji/emojione.tar"),
-            "--select",
-            "group=food drink",
-            "--output",
-            str(folder / "eval"),
-        ]
-    )
+    words = ["--data", ROOT / "data/emoji/emojione.tar", "--select", "group=food drink", "--output", folder / "eval"]
+    evaluate_corpus(["--model", small_model, *words])
     return folder / "eval"
 
 

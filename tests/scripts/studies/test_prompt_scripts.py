@@ -3,13 +3,11 @@
 import re
 
 import pytest
-import torch
 from commands import evaluate
+from miniatures import prolip_folder
 
-import prolip
 from bench.use import prompts as bench_prompts
 from prolip.corpora.emoji import corpus as emoji
-from prolip.models.checkpoint import save_pretrained
 from studies.use import prompts as study_prompts
 
 
@@ -25,9 +23,7 @@ def runs(tmp_path_factory):
     """Random models of two seeds of three that are asked for, and a corpus of few subgroups."""
     folder = tmp_path_factory.mktemp("study_prompts")
     for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-        save_pretrained(model, folder / f"prolip-s{seed}/model")
+        prolip_folder(folder / f"prolip-s{seed}/model", seed)
     return folder
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import prolip
-from prolip.models.checkpoint import save_pretrained
 from studies.papers.figures.paper import erase
 from studies.uncertainty import ambiguity as study_ambiguity
 
@@ -40,11 +38,9 @@ def test_a_study_says_how_uncertainty_rises_and_what_includes_the_original():
     assert np.isnan(points.rate).all() and np.isnan(points.spearman)
 
 
-def test_all_three_changes_are_drawn_of_two_models(tmp_path, capsys):
-    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    model = f"local-dir:{save_pretrained(made, tmp_path / 'small')}"
+def test_all_three_changes_are_drawn_of_two_models(small_model, tmp_path, capsys):
     words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "group=food drink", "--inputs", "6"]
-    study_ambiguity.main(["--model", model, "--model", model, *words, "--output", str(tmp_path / "out")])
+    study_ambiguity.main(["--model", small_model, "--model", small_model, *words, "--output", str(tmp_path / "out")])
     text = capsys.readouterr().out
     assert all(text.count(f"{name}: 6 inputs") == 2 for name in ("erase", "mix", "drop"))
     assert (tmp_path / "out/ambiguity.png").is_file() and (tmp_path / "out/ambiguity.svg").is_file()

@@ -23,20 +23,21 @@ def corpus(tmp_path):
     return emoji.read([a, b])
 
 
-def test_drawings_of_several_shards_share_their_concepts(corpus):
+def test_drawings_of_several_shards_share_their_concepts_also_when_selected(corpus):
     assert [c.hexcode for c in corpus.concepts] == ["1", "2", "3", "4"]
     assert corpus.drawing_concepts.tolist() == [0, 1, 2, 3, 1, 3]
     assert [d.key for d in corpus.drawings][-1] == "b-4"
     assert np.asarray(corpus.drawings[4].image())[0, 0].tolist() == [0, 0, 255]
+    part = corpus.select("group=places; style=b")
+    assert [c.name for c in part.concepts] == ["hotel", "love hotel"]
+    assert [(d.key, d.concept) for d in part.drawings] == [("b-4", 1)]
+    assert {c.name for c in corpus.select("keyword=cat|animal").concepts} == {"cat", "cat face"}
 
 
 def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
     table = corpus.caption_table()
-    by_row = {
-        (emoji.LEVELS[table.level[r]], table.texts[table.text[r]]): table.relation[r].astype(int).tolist()
-        for r in range(len(table.level))
-    }
-    assert by_row == {
+    rows = zip(table.level, table.text, table.relation)
+    assert {(emoji.LEVELS[level], table.texts[text]): row.astype(int).tolist() for level, text, row in rows} == {
         ("group", "nature"): [1, 1, 0, 0],
         ("group", "places"): [0, 0, 1, 1],
         ("subgroup", "mammal"): [1, 1, 0, 0],
@@ -49,13 +50,6 @@ def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
         ("name", "hotel"): [0, 0, 1, 0],
         ("name", "love hotel"): [0, 0, 0, 1],
     }
-
-
-def test_selection_keeps_concepts_and_their_drawings(corpus):
-    part = corpus.select("group=places; style=b")
-    assert [c.name for c in part.concepts] == ["hotel", "love hotel"]
-    assert [(d.key, d.concept) for d in part.drawings] == [("b-4", 1)]
-    assert {c.name for c in corpus.select("keyword=cat|animal").concepts} == {"cat", "cat face"}
 
 
 def test_added_concepts_widen_the_gallery_without_moving_drawings(corpus):

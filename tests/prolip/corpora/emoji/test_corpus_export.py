@@ -32,12 +32,8 @@ def corpus():
 
 
 def test_every_text_stands_once_and_every_true_pair_is_kept(tmp_path, corpus):
-    true = {
-        (drawing.key, text)
-        for drawing in corpus.drawings
-        for level in LEVELS
-        for text in corpus.concepts[drawing.concept].captions(level)
-    }
+    drawn = [(drawing.key, corpus.concepts[drawing.concept]) for drawing in corpus.drawings]
+    true = {(key, text) for key, concept in drawn for level in LEVELS for text in concept.captions(level)}
     dataset = open_wds(emoji.write_emoji(corpus, tmp_path / "wds_emoji"))
     samples = list(dataset.samples())
     gallery = [text for sample in samples for text in sample.captions]

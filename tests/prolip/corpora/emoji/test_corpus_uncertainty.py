@@ -51,10 +51,8 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
 def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations(monkeypatch):
     corpus = make_corpus()
     table = corpus.caption_table()
-    text, image = (
-        gaussians([PAPER[LEVELS[level]] for level in table.text_level]),
-        gaussians([0.01, 0.02, 0.03, 0.04, 0.05]),
-    )
+    text = gaussians([PAPER[LEVELS[level]] for level in table.text_level])
+    image = gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
     result = CorpusResult(corpus, image, text, np.arange(len(table.texts)), {}, {})
     figures = uncertainty.trace_metrics(result)
     rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}

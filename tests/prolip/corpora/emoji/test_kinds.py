@@ -11,18 +11,12 @@ table = corpus.caption_table()
 sets, level = truth(corpus)
 
 
-def test_true_pairs_are_proper_subsets_of_a_more_general_level():
+def test_true_pairs_are_proper_subsets_negatives_no_kinds_and_siblings_share_the_parent():
     wanted = {(a, b) for a in sets for b in sets if sets[a] < sets[b] and level[a] > level[b]}
     pairs = text_pairs(table, most=10**6)
-    found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
-    assert found == wanted and len(pairs) == pairs.found == len(wanted)
-    assert [tuple(row) for row in pairs.levels] == [
-        (level[table.texts[a]], level[table.texts[b]]) for a, b in zip(pairs.inner, pairs.outer)
-    ]
-
-
-def test_negatives_are_no_kinds_and_siblings_share_the_parent():
-    pairs = text_pairs(table, most=10**6)
+    both = [(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)]
+    assert set(both) == wanted and len(pairs) == pairs.found == len(wanted)
+    assert [tuple(row) for row in pairs.levels] == [(level[a], level[b]) for a, b in both]
     outers = {table.texts[b] for b in pairs.outer}
     assert (pairs.random >= 0).mean() > 0.9 and (pairs.sibling >= 0).mean() > 0.5
     for a, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):
@@ -38,9 +32,8 @@ def test_negatives_are_no_kinds_and_siblings_share_the_parent():
 def test_drawings_are_of_their_texts_and_of_no_sibling_s():
     pairs = image_pairs(corpus, table, most=10**6)
     of = corpus.drawing_concepts
-    assert {(i, table.texts[b]) for i, b in zip(pairs.inner, pairs.outer)} == {
-        (i, text) for i, k in enumerate(of) for text in sets if k in sets[text]
-    }
+    wanted = {(i, text) for i, k in enumerate(of) for text in sets if k in sets[text]}
+    assert {(i, table.texts[b]) for i, b in zip(pairs.inner, pairs.outer)} == wanted
     assert pairs.negatives == ("random", "sibling") and (pairs.sibling >= 0).any()
     for i, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):
         assert other < 0 or of[i] not in sets[table.texts[other]]

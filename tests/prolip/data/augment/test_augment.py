@@ -46,20 +46,14 @@ def test_default_config_only_normalises_uint8_images(images, kind):
         augmented(images.float(), kind=kind)
 
 
-def test_quarter_turn_is_an_exact_rotation(images):
+def test_a_quarter_turn_is_exact_shrinking_fills_the_border_and_stretch_keeps_the_area(images):
     x = images.float() / 255
     turned = affine.warp(x, affine_matrices(draws(rotate=1.0), AugmentConfig(rotate=90.0)), fill=1.0)
     assert any(torch.allclose(turned, torch.rot90(x, k, (2, 3)), atol=1e-5) for k in (1, 3))
-
-
-def test_shrinking_by_two_averages_the_middle_and_fills_the_border():
     matrices = affine_matrices(draws(1, zoom=0.0), AugmentConfig(zoom=(0.5, 0.5)))
     out = affine.warp(torch.zeros(1, 3, 8, 8), matrices, fill=1.0)
     assert out[0, :, 2:6, 2:6].eq(0).all()
     assert out[0, :, 0].eq(1).all() and out[0, :, :, -1].eq(1).all()
-
-
-def test_stretch_keeps_the_area():
     generator = torch.Generator().manual_seed(1)
     noise = {name: torch.rand(50, generator=generator) for name in PARAMETERS}
     config = AugmentConfig(aspect=0.4, zoom=(0.8, 1.2), rotate=30)

@@ -1,6 +1,5 @@
 """Boxes as torchvision draws them, pixels as Pillow makes them."""
 
-import io
 from pathlib import Path
 from random import Random
 
@@ -10,6 +9,7 @@ import sklearn.datasets
 import torch
 from PIL import Image
 from scipy.stats import ks_2samp
+from tiny_tars import saved
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
@@ -26,9 +26,7 @@ def jpeg(width, height, seed=0):
     rng = np.random.default_rng(seed)
     blocks = np.kron(rng.integers(0, 2, (height // 7 + 1, width // 5 + 1, 3)) * 255, np.ones((7, 5, 1)))
     pixels = blocks[:height, :width] + rng.normal(scale=20, size=(height, width, 3))
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
+    return saved(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), quality=90)
 
 
 def pillow(image, box, size):

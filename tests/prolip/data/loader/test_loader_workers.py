@@ -13,9 +13,7 @@ from torch.utils.data import get_worker_info
 
 
 @pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (3, 4, 3)])
-def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_as_the_batch_wants(
-    tmp_path, prefetch, batch_size, ahead
-):
+def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_the_batch_wants(tmp_path, prefetch, batch_size, ahead):
     drawn = multiprocessing.Value("q", 0)
 
     def counted(image):

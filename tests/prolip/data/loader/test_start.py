@@ -20,11 +20,8 @@ from prolip.data.reading.shard_index import INDEX_NAME, build_index
 from training.parallel import World, from_first
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
-SHARDS = {
-    "indexed": {"workers": 2},
-    "one shard": {},
-    "resampled": {"dataset_resampled": True, "train_data_upsampling_factors": "2::1"},
-}
+RESAMPLED = {"dataset_resampled": True, "train_data_upsampling_factors": "2::1"}
+SHARDS = {"indexed": {"workers": 2}, "one shard": {}, "resampled": RESAMPLED}
 DATA = SHARDS | {"table": {"split": 0.4}}
 #: Data that cannot be used, and its error.
 WRONG = [

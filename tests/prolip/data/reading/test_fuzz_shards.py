@@ -1,10 +1,8 @@
 """Shards damaged at random, seeded.
 
-Without an index, structure is promised. Either the samples are identical, or a fault is counted and every sample that
-was handed out is byte for byte a true one, or the damaged bytes are still a well-formed archive (a flip in a file's
-data, a whole member that is gone or there twice): then the samples are that archive's, by an independent parser below.
-A cut, and bytes that are gone or there twice in other than multiples of 512, are always seen. With an index, content:
-whatever was done to the bytes is counted, and every sample is a true one.
+Without an index the samples are identical, or a fault is counted and every sample is a true one, or the damaged bytes
+are still a well-formed archive by an independent parser. A cut, and bytes that are gone or there twice in other than
+multiples of 512, are always seen. With an index any damage is counted, and every sample is a true one.
 """
 
 import io
@@ -91,12 +89,8 @@ DAMAGES = ("cut", "flip", "overwrite", "delete", "duplicate", "insert")
 
 def damage(kind, rng, data):
     """Half of the ranges are of whole blocks, and half of those at a block's beginning."""
-    at, begin, length, blocks = (
-        rng.randrange(len(data)),
-        rng.randrange(len(data)),
-        rng.randint(1, 3000),
-        rng.randrange(4),
-    )
+    at, begin = rng.randrange(len(data)), rng.randrange(len(data))
+    length, blocks = rng.randint(1, 3000), rng.randrange(4)
     length = BLOCK * rng.randint(1, 8) if blocks < 2 else length
     begin = begin // BLOCK * BLOCK if blocks == 0 else begin
     end = min(begin + length, len(data))

@@ -1,11 +1,8 @@
 """Tables written and damaged at random, seeded.
 
-What csv.writer writes, with any of its separators, quotings and line ends, and captions that hold quotation marks,
-separators and line breaks, is read cell by cell and never refused. A table that was damaged is either refused, in one
-line that names the file and the damaged row's line and says what to do (in several where the damage led to more), or
-read as the sound one. (Where a quotation mark closes by accident and its row looks whole, the line is that of a row
-behind it.) Only where quotation marks are gone, or the separator before one, may the others pair up by accident: then a
-cell has other text.
+What csv.writer writes is read cell by cell. A damaged table is refused in a line that names the file and the damaged
+row's line (or a later row's, where a quotation mark closes by accident), or it is read as the sound one. Only where
+quotation marks are gone, or the separator before one, may the others pair up by accident: a cell has other text then.
 """
 
 import csv
@@ -76,10 +73,9 @@ def write(rng):
     rng.shuffle(names)
     quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
     style = Style(rng.choice([",", "\t", ";", "|"]), quoting, rng.choice(["\n", "\r\n", "\r"]), tuple(names))
-    rows = [
-        {name: caption(rng, style.separator) for name in names} | {"filepath": path_of(rng, number)}
-        for number in range(rng.randint(1, 8))
-    ]
+    rows = [{name: caption(rng, style.separator) for name in names} for _ in range(rng.randint(1, 8))]
+    for number, row in enumerate(rows):
+        row["filepath"] = path_of(rng, number)
     cells = [[encode(style, cell) for cell in row] for row in ([*names], *([row[n] for n in names] for row in rows))]
     return Written(style, cells, [(row["filepath"], row["title"], row["name"]) for row in rows])
 

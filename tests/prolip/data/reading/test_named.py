@@ -18,16 +18,13 @@ def make(root, *names):
         (root / name).write_bytes(png(1) if name.endswith(".png") else b"1\n")
 
 
-def test_every_word_names_its_kind_whatever_the_address_looks_like():
+def test_every_word_names_its_kind_and_bare_addresses_are_recognised_by_their_form():
     for kind, form in KINDS.items():
         assert parse_source(f"{kind}:a.csv,b::c") == NamedSource(kind, "a.csv,b::c")
         assert str(parse_source(f"{kind}:a")) == f"{kind}:a" and form.startswith(f"{kind}:")
         assert without_word(f"{kind}:pipe:cat a") == "pipe:cat a" == without_word("pipe:cat a")
         with pytest.raises(ValueError, match=rf"--train-data '{kind}:' has no address: write {kind}:"):
             parse_source(f"{kind}:", "--train-data")
-
-
-def test_bare_addresses_are_recognised_by_their_form():
     shards = ("a.tar", "a.tar.gz", "d/{000..099}.tar", "d/{a,b}", "a.tar::b.tar", "pipe:cat x", "https://h/x")
     shards += ("s3://b/{0..9}.tar?sig=1", "{s3://b/0.tar,http://h/1.tar}")
     tables = {"a.csv": "csv", "a.TSV": "csv", "a.parquet": "parquet", "a.jsonl": "jsonl"}

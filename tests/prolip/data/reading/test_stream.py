@@ -58,21 +58,18 @@ def test_what_is_not_there_or_has_no_library_is_unreadable_at_once(tmp_path, wai
     assert waits == []
 
 
-def test_a_local_file_that_is_cut_while_it_is_read_is_a_changed_shard(path):
+def test_errors_of_a_local_disk_are_tried_again_and_a_file_that_is_cut_meanwhile_is_a_changed_shard(path, monkeypatch):
+    stream = open_stream(str(path), POLICY)
+    first = stream.read(10_000)
+    failing = stream._connection.file
+    monkeypatch.setattr(stream._connection, "read", lambda _: failing.seek(-1))  # OSError, as a stale handle gives
+    assert first + rest(stream) == DATA
     path.write_bytes(DATA * 60)  # more than is buffered
     stream = open_stream(str(path), POLICY)
     stream.read(1000)
     os.truncate(path, 2000)
     with pytest.raises(ShardFault, match="changed shard"):
         rest(stream)
-
-
-def test_errors_of_a_local_disk_are_tried_again(path, monkeypatch):
-    stream = open_stream(str(path), POLICY)
-    first = stream.read(10_000)
-    failing = stream._connection.file
-    monkeypatch.setattr(stream._connection, "read", lambda _: failing.seek(-1))  # OSError, as a stale handle gives
-    assert first + rest(stream) == DATA
 
 
 # --- commands
@@ -95,11 +92,8 @@ def alive(mark):
 
 def test_a_command_that_stalls_trickles_or_is_left_is_killed_with_all_its_children(tmp_path):
     start, mark = time.monotonic(), tmp_path / "pid"
-    for command in (
-        f"echo x; (echo $BASHPID > {mark}; exec sleep 60) | cat",
-        "while true; do echo x; sleep 0.05; done",
-        "echo x; exec >&-; sleep 60",
-    ):
+    stalled = f"echo x; (echo $BASHPID > {mark}; exec sleep 60) | cat"
+    for command in (stalled, "while true; do echo x; sleep 0.05; done", "echo x; exec >&-; sleep 60"):
         fault = fault_of(f"pipe:{command}", HASTY)
         assert fault.kind == "interrupted shard" and "stalled" in fault.message
     assert time.monotonic() - start < 50  # the commands themselves take a minute, and for ever
@@ -150,16 +144,13 @@ def test_waiting_doubles_up_to_its_limit_and_leaves_the_global_generator_alone(m
         assert most / 2 <= wait <= most
 
 
-def test_whatever_hangs_is_left_behind():
+def test_whatever_hangs_is_left_behind_and_a_slow_source_is_stalled_only_below_the_least_rate():
     start = time.monotonic()
     with pytest.raises(Transient, match="stalled: dreaming took more than 0.1 s"):
         within(0.1, lambda: time.sleep(60), "dreaming")
     assert time.monotonic() - start < 50
     with pytest.raises(KeyError):
         within(1, lambda: {}["x"], "looking")
-
-
-def test_a_slow_source_is_stalled_only_below_the_least_rate():
     pace = Pace(ReadPolicy(read_timeout=10, least_rate=100))
     for _ in range(30):
         pace.add(time.monotonic() - 1, 110)

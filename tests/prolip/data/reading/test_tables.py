@@ -123,11 +123,7 @@ def test_rows_give_bytes_caption_and_the_wanted_columns(folder):
 def test_relative_paths_start_where_more_of_them_are(tmp_path, monkeypatch):
     (tmp_path / "lists").mkdir(), (tmp_path / "work").mkdir(), (tmp_path / "far").mkdir()
     names = [f"{i}.png" for i in range(5)]
-    for name in (
-        "far/a.png",
-        "work/0.png",
-        *(f"lists/{name}" for name in names),
-    ):  # a leftover in the working directory
+    for name in ("far/a.png", "work/0.png", *(f"lists/{name}" for name in names)):  # work's is a leftover
         (tmp_path / name).write_bytes(png(1))
     absolute = [(f"{tmp_path}/far/{'./' * number}a.png", "x", "") for number in range(150)]  # which decide nothing
     url = write_csv(tmp_path / "lists" / "d.csv", [*absolute, *((name, "x", "") for name in names)])
@@ -200,10 +196,7 @@ def test_json_lines_are_read_strictly_with_several_captions_an_image(folder):
 def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
     write_csv(folder / "data.csv", [])
     for kind in ("csv", "jsonl", "parquet"):
-        for address, error, said in (
-            ("dat.csv", FileNotFoundError, "dat"),
-            ("https://h/a", ValueError, "is a URL, and"),
-        ):
+        for address, error, said in (("dat.csv", FileNotFoundError, "dat"), ("https://h/a", ValueError, "is a URL")):
             with pytest.raises(error, match=said):
                 read_rows(NamedSource(kind, address))
     with pytest.raises(ValueError, match="gives no sample: it has 0 rows"):
@@ -211,16 +204,13 @@ def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
 
 
 # --- encodings and quotation marks
-def test_a_byte_order_mark_is_read_and_other_encodings_are_named(tmp_path):
+def test_byte_order_marks_are_read_other_encodings_named_and_paths_may_hold_any_bytes(tmp_path):
     text, path = "filepath\ttitle\na.png\tcäfé\n", tmp_path / "d.csv"
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_csv(path, COLUMNS, "\t").rows[0].caption == "cäfé"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"d.csv is no UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
         read_csv(path, COLUMNS, "\t")
-
-
-def test_paths_may_hold_any_bytes_and_line_breaks_of_files_that_are_there(tmp_path):
     names = ("caf\udce9.png", "a\nb.png", "a\x1b[31m.png", "\u202e\u2028.png", '"q".png')
     for name in names:
         (tmp_path / name).write_bytes(b"")

@@ -72,6 +72,10 @@ def pax(*records):
     return member("pax", body, tarfile.XHDTYPE)
 
 
+def global_name(number):
+    return changed(pax(b"n%d=1" % number), 156, ord("g")) + member(f"g{number}.txt", b"x")
+
+
 LARGE_MEMBER = member("trap.mp4", bytes(BOUND * 3 + 1))
 NUMBERS = b"%011o\x00" % 1
 SPARSE_RECORDS = (b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.realsize=1")
@@ -93,10 +97,7 @@ TRAPS = {
     ),
     "sparse file of pax": (pax(*SPARSE_RECORDS) + member("trap.png", b"9\n" + b"1\n" * 4 * BOUND), "broken shard"),
     "chain of headers": (member("x", b"abc", tarfile.GNUTYPE_LONGNAME) * 3000, "broken shard"),
-    "global names": (
-        b"".join(changed(pax(b"n%d=1" % i), 156, ord("g")) + member(f"g{i}.txt", b"x") for i in range(200)),
-        "broken shard",
-    ),
+    "global names": (b"".join(map(global_name, range(200))), "broken shard"),
 }
 
 
@@ -142,13 +143,22 @@ def test_the_message_names_member_size_and_bound_and_a_sample_just_below_is_whol
     assert raw["png"] == content
 
 
-def test_json_is_parsed_up_to_a_bound():
+def test_json_and_small_files_of_test_sets_are_bounded_and_deep_json_is_named(tmp_path, monkeypatch):
     raw = {"json": b"[" + b"[]," * samples.JSON_BYTES + b"[]]"}
     with pytest.raises(SampleFault, match="bad json: .* at most 4194304 are parsed"):
         samples.json_record(raw)
+    monkeypatch.setattr(places, "TEXT_BYTES", 2**17)
+    (tmp_path / "classnames.txt").write_bytes(b"cat\n" * 2**16)
+    with pytest.raises(base.DamagedData, match="classnames.txt has more than 131,072 bytes"):
+        places.find_place(tmp_path).lines("classnames.txt")
+    (tmp_path / "test").mkdir()
+    for text in ("[" * 100_000, '{"pairs": {"a": [1e400]}}', '{"pairs": {"a": [null]}}', "3"):
+        (tmp_path / "test" / "relevance.json").write_text(text)
+        with pytest.raises(base.DamagedData, match="write it again"):
+            wds.read_relevance(places.find_place(tmp_path), "test")
 
 
-def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monkeypatch):
+def test_images_beside_rows_and_members_of_zips_are_bounded_and_devices_are_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("prolip.data.reading.folders.SAMPLE_BYTES", 1000)
     (tmp_path / "a.png").write_bytes(bytes(1001))
     os.mkfifo(tmp_path / "b.png")
@@ -159,9 +169,6 @@ def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monke
     for path in (tmp_path / "b.png", "/dev/zero"):
         with pytest.raises(base.DamagedData, match="a pipe or a device"):
             next(base.read_images(rows_of([str(path)]), [base.Sample("a", b"", 0)], None))
-
-
-def test_members_of_zips_are_bounded(tmp_path):
     with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("images/a.jpg", bytes(BOUND + 1))
         archive.writestr("images/b.jpg", b"b")
@@ -170,15 +177,3 @@ def test_members_of_zips_are_bounded(tmp_path):
     read = base.read_images(found, [base.Sample(name, b"") for name in files], damage)
     assert [sample.image for sample in read] == [b"b"]
     assert damage.kinds == {"missing image": 1} and f"at most {BOUND}" in damage.examples[0]
-
-
-def test_small_files_of_test_sets_are_bounded_and_deep_json_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "TEXT_BYTES", 2**17)
-    (tmp_path / "classnames.txt").write_bytes(b"cat\n" * 2**16)
-    with pytest.raises(base.DamagedData, match="classnames.txt has more than 131,072 bytes"):
-        places.find_place(tmp_path).lines("classnames.txt")
-    (tmp_path / "test").mkdir()
-    for text in ("[" * 100_000, '{"pairs": {"a": [1e400]}}', '{"pairs": {"a": [null]}}', "3"):
-        (tmp_path / "test" / "relevance.json").write_text(text)
-        with pytest.raises(base.DamagedData, match="write it again"):
-            wds.read_relevance(places.find_place(tmp_path), "test")

@@ -18,6 +18,7 @@ from clip_benchmark import cli
 from clip_benchmark.metrics import linear_probe, zeroshot_classification
 from clip_benchmark_runs import CLASSES, evaluate
 from embedding import similarity_scores
+from faulty_servers import FaultyServer
 from PIL import Image
 from sklearn.metrics import average_precision_score
 
@@ -174,9 +175,7 @@ def test_linear_probe_reads_the_means_and_none_of_other_weights_in_the_same_fold
     assert result["metrics"]["weight_decay"] > 0 and 0 <= result["metrics"]["lp_acc1"] <= 1
 
 
-def test_an_openclip_model_gets_the_same_numbers_from_clip_benchmark_from_our_command_and_from_our_evaluator(
-    folders, theirs, monkeypatch
-):
+def test_an_openclip_model_gets_the_numbers_of_clip_benchmark_and_of_our_evaluator(folders, theirs, monkeypatch):
     name, weights = theirs
     flags = ["--model", name, "--pretrained", weights]
     model = Embedder.load(name, weights)
@@ -213,9 +212,8 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
     Path("cupl.json").write_text(json.dumps({"single": prompts}))
     flags = ["--model", ours, "--custom_template_file", "cupl.json"]
     result = evaluate(folders / "single", *flags, "--save_clf", "classifier.pt")
-    z_class = mix_groups(
-        model.embed_texts(x for texts in prompts.values() for x in texts), list(map(len, prompts.values()))
-    )
+    texts, counts = [x for texts in prompts.values() for x in texts], list(map(len, prompts.values()))
+    z_class = mix_groups(model.embed_texts(texts), counts)
     saved = torch.load("classifier.pt")
     rows = encoder.GaussianEncoder(model.network, CSDScore()).rows(z_class, -1.0).as_subclass(torch.Tensor)
     torch.testing.assert_close(saved, rows.mT, rtol=0, atol=1e-6)
@@ -226,9 +224,13 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
     assert again["metrics"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_more_workers_than_shards_read_every_image_once(folders, ours):
-    single = evaluate(folders / "single", "--model", ours)
-    assert evaluate(folders / "single", "--model", ours, workers=3)["metrics"] == pytest.approx(single["metrics"])
+def test_shards_behind_a_url_and_more_workers_than_shards_give_every_image_once(folders, ours, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    single = evaluate(folders / "single", "--model", ours)["metrics"]
+    assert evaluate(folders / "single", "--model", ours, workers=3)["metrics"] == pytest.approx(single)
+    with FaultyServer.of_folder(folders) as server:
+        for name, metrics in (("single", single), ("pairs", evaluate(folders / "pairs", "--model", ours)["metrics"])):
+            assert evaluate(f"{server.root}/{name}", "--model", ours)["metrics"] == pytest.approx(metrics)
 
 
 def test_accuracy_gives_equal_scores_to_the_lower_class():

@@ -5,7 +5,7 @@ from pathlib import Path
 import miniatures as mini
 import pytest
 from clip_benchmark_runs import CLASSES, evaluate
-from commands import clip_benchmark
+from commands import clip_benchmark, refusal
 
 from prolip.embedder import Embedder
 from prolip.evaluation.datasets.webdataset import open_wds
@@ -40,10 +40,7 @@ def test_other_classes_models_tasks_and_the_same_images_are_refused(folders, our
     root, weights = kept
 
     def refused(folder, *flags):
-        with pytest.raises(SystemExit) as ended:
-            evaluate(folder, "--prompts", str(root / "w.json"), *flags)
-        assert ended.value.code == 2
-        return capsys.readouterr().err
+        return refusal(capsys, lambda words: evaluate(*words), folder, "--prompts", root / "w.json", *flags)
 
     assert "these are 3" in refused(folders / "few", "--model", ours)
     assert "these very images" in refused(root / "pool", "--model", ours)

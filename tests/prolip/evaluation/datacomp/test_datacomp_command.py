@@ -6,7 +6,8 @@ import shutil
 import miniatures
 import pytest
 import torch
-from commands import datacomp
+from commands import datacomp, refusal
+from faulty_servers import FaultyServer
 
 from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
@@ -115,6 +116,16 @@ def test_saved_embeddings_serve_a_later_similarity(suite, tmp_path):
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
 
 
+def test_datasets_are_read_over_the_network(suite, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
+    with FaultyServer.of_folder(suite.data) as server:
+        suite.run(tmp_path / "far", *tasks, "--data", server.root)
+    suite.run(tmp_path / "near", *tasks)
+    far, near = ([line["metrics"] for line in lines_of(tmp_path / out)] for out in ("far", "near"))
+    assert len(far) == 2 and far == near
+
+
 def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(suite, monkeypatch):
     asked, faults = [], {"GTSRB": "HTTP 403", "Stanford Cars": "no answer"}
 
@@ -156,8 +167,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
 )
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(suite, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("loaded"))
-    ended(2, suite.words(tmp_path / "out", *arguments))
-    error = capsys.readouterr().err
+    error = refusal(capsys, datacomp, *suite.words(tmp_path / "out", *arguments))
     assert error.startswith("error: ") and message in error
 
 
@@ -173,8 +183,7 @@ def test_processes_of_one_machine_take_a_gpu_each(monkeypatch):
 
 
 def test_the_list_shows_every_task_and_what_to_fetch(capsys):
-    ended(2, ["--model", "x"])
-    assert "give --model and --data, or --list" in capsys.readouterr().err
+    assert "give --model and --data, or --list" in refusal(capsys, datacomp, "--model", "x")
     datacomp(["--list"])
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 41 and "djghosh/wds_wilds-fmow_test" in out and "nlphuji/winogavil" in out
@@ -190,13 +199,12 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
     flickr = "retrieval/flickr_1k_test_image_text_retrieval"
     words, pool, wide = ["--tasks", "cifar10", flickr], tmp_path / "pool.json", tmp_path / "wide.json"
     other = miniatures.prolip_folder(tmp_path / "other", seed=3)
-    for given, message in (
-        ([wide], "those of no task here"),
-        ([pool, pool], "are both of one task"),
-        ([pool, "--model", other], "has other weights"),
+    for message, *given in (
+        ("those of no task here", wide),
+        ("are both of one task", pool, pool),
+        ("has other weights", pool, "--model", other),
     ):
-        ended(2, suite.words(out, *words, "--prompts", *given))
-        assert message in capsys.readouterr().err
+        assert message in refusal(capsys, datacomp, *suite.words(out, *words, "--prompts", *given))
     suite.run(out, *words)
     outcome = suite.run(out, *words, "--prompts", pool)
     plain, weighed = ({line["key"]: line for line in lines} for lines in (lines_of(out)[:2], lines_of(out)[2:]))

@@ -9,17 +9,8 @@ from dataclasses import replace
 import pytest
 
 from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.suites.datacomp import report as tables
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, TASKS
-from prolip.evaluation.suites.datacomp.report import (
-    SuiteRow,
-    grids,
-    notes_of,
-    our_rows,
-    to_csv,
-    to_json,
-    to_latex,
-    to_markdown,
-)
 from prolip.evaluation.suites.datacomp.results import ModelIdentity
 
 ME = ModelIdentity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
@@ -39,7 +30,7 @@ def results(without=(), small=()):
 
 
 def report(**kwargs):
-    return our_rows({ME: results(**kwargs)})
+    return tables.our_rows({ME: results(**kwargs)})
 
 
 VALUES = {task.key: 25.0 + number for number, task in enumerate(COUNTED)}
@@ -50,7 +41,7 @@ def mean(name):
 
 
 def test_table_1_has_the_averages_table_c1_all_tasks_in_two_blocks_and_faces_their_own():
-    averages, first, second, faces = grids(report())
+    averages, first, second, faces = tables.grids(report())
     assert averages.header == tuple(AGGREGATES)
     assert averages.rows == ((LABEL, tuple(f"{mean(name):.1f}" for name in AGGREGATES)),)
     assert [*first.header, *second.header] == [*(task.name for task in COUNTED), "Average"]
@@ -63,44 +54,44 @@ def test_table_1_has_the_averages_table_c1_all_tasks_in_two_blocks_and_faces_the
 def test_averages_without_a_task_are_left_out_and_with_one_on_other_images_marked():
     made = report(without=["vtab/svhn"])
     assert set(made[0].averages) == {"ImageNet", "IN dist. shifts", "Retrieval"}
-    text = to_markdown(made)
+    text = tables.to_markdown(made)
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     shown = [f"{mean(name):.1f}" for name in ("ImageNet", "IN dist. shifts", "Retrieval")]
     assert row == f"| {LABEL} | {shown[0]} | {shown[1]} | – | {shown[2]} | – |"
     for name, there in (("VTAB", "12 of 13"), ("Average", "37 of 38")):
         assert f"{LABEL}: no {name}, {there} tasks are there; missing: SVHN." in text
-    text = to_markdown(report(small=["cars"]))
+    text = tables.to_markdown(report(small=["cars"]))
     assert rf"\* {LABEL}: Stanford Cars on 12 images instead of 8041 images." in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     assert row.endswith(f"| {mean('Retrieval'):.1f} | {mean('Average'):.1f}* |")
     changed = results() | {"cars": TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})}
-    notes = notes_of(our_rows({ME: changed}))
+    notes = tables.notes_of(tables.our_rows({ME: changed}))
     assert any("Stanford Cars on 8041 images of 3 classes instead of 8041 images of 196" in note for note in notes)
 
 
 def test_every_format_has_every_task_differences_and_nothing_for_what_is_missing():
-    change = SuiteRow("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
+    change = tables.SuiteRow("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
     made = [*report(without=["cars"], small=["mnist"]), change]
-    assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in to_markdown(made)
-    row, changed = csv.DictReader(io.StringIO(to_csv(made)))
+    assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in tables.to_markdown(made)
+    row, changed = csv.DictReader(io.StringIO(tables.to_csv(made)))
     assert len(row) == 3 + 5 + 38 + 1 and row["marked"] == "MNIST"
     assert row["Stanford Cars"] == "" and row["Average"] == "" and row["MNIST"] == f"{VALUES['mnist']:.4f}"
     assert (row["kind"], changed["kind"], changed["against"]) == ("ours", "difference", "b|c")
-    values = json.loads(to_json(made))
+    values = json.loads(tables.to_json(made))
     (ours,), (differences,) = values["rows"], values["differences"]
     assert ours["tasks"]["cars"] is None and ours["averages"]["Average"] is None
     assert ours["tasks"]["mnist"] == VALUES["mnist"] and ours["averages"]["Retrieval"] == mean("Retrieval")
     assert ours["faces"]["fairness/utkface"]["acc_gender_avg"] == 0.75 and differences["tasks"]["mnist"] == -3.25
     assert any("no Average" in note for note in values["notes"])
-    text = to_latex(made)
-    tables = re.findall(r"\\begin\{table\}.*?\\end\{table\}", text, re.S)
-    for table in tables:
+    text = tables.to_latex(made)
+    floats = re.findall(r"\\begin\{table\}.*?\\end\{table\}", text, re.S)
+    for table in floats:
         columns = re.search(r"\\begin\{tabular\}\{(l(r+))\}", table)[2]
         body = [line for line in table.splitlines() if line.endswith(r"\\")]
         assert len(body) >= 2 and all(line.count(" & ") == len(columns) for line in body)
         assert table.count("{") == table.count("}") + table.count(r"\{") - table.count(r"\}")
     assert r"runs/b16\_50\% (csd)" in text and "b16_50%" not in text.split("\n% ")[0]
-    assert len(tables) == 4 and "--" in tables[0] and "–" not in tables[0] and "$-$64.6" in text
+    assert len(floats) == 4 and "--" in floats[0] and "–" not in floats[0] and "$-$64.6" in text
 
 
 @pytest.mark.parametrize(
@@ -111,6 +102,6 @@ def test_every_format_has_every_task_differences_and_nothing_for_what_is_missing
     ],
 )
 def test_models_stand_together_and_those_of_one_name_are_told_apart(other, labels):
-    made = our_rows({ME: results(), other: results(without=["cars"])})
+    made = tables.our_rows({ME: results(), other: results(without=["cars"])})
     assert [row.label for row in made] == labels
     assert made[1].notes and all(note.startswith((labels[1], f"* {labels[1]}")) for note in made[1].notes)

@@ -76,10 +76,8 @@ def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones
 def test_the_splits_of_cub_are_those_of_its_lists_and_an_image_has_its_species_and_all_captions(tmp_path):
     captions, images = mini.cub(tmp_path)
     everything = sorted(f"{path.parent.name}/{path.name}" for path in images.rglob("*.jpg"))
-    of = {
-        split: keys(open_set("cub", captions, images, split=split))
-        for split in ("train", "test", "unseen", "seen", "trainval")
-    }
+    splits = ("train", "test", "unseen", "seen", "trainval")
+    of = {split: keys(open_set("cub", captions, images, split=split)) for split in splits}
     assert of["test"] == [key for key in everything if key not in everything[::3]]
     assert of["unseen"] == everything[-3:] and of["seen"] == everything[::3][:-1]
     assert sorted(of["train"] + of["test"]) == sorted(of["trainval"] + of["seen"] + of["unseen"]) == everything
@@ -112,15 +110,12 @@ def iapr(tmp_path):
     return mini.iapr(tmp_path / "iaprtc12", images=20)
 
 
-def test_sentences_are_captions_in_the_letters_of_their_file(iapr):
+def test_sentences_are_captions_and_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     samples = {sample.key: sample for sample in open_set("iapr", iapr, split="all").samples()}
     assert samples["00/1"].captions == ("a café of Smith & Sons & Co", "a wall behind it")
     assert [len(samples[f"{i // 2:02d}/{i}"].captions) for i in range(2, 6)] == [3, 1, 2, 3]
     assert samples["01/3"].image == (iapr / "images/01/3.jpg").read_bytes()
     assert list(samples)[:3] == ["00/0", "00/1", "01/2"]
-
-
-def test_without_a_list_the_hash_of_its_id_says_where_an_image_is(iapr):
     test, train = (keys(open_set("iapr", iapr, split=split)) for split in ("test", "train"))
     assert set(test) == {key for key in train + test if stable_hash("iapr", key) % 10 == 0} and 0 < len(test) < 8
     assert sorted(test + train) == sorted(keys(open_set("iapr", iapr, split="all"))) and len(test + train) == 20

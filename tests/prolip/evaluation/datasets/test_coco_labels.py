@@ -33,13 +33,9 @@ def package_figures(matrix, image_ids, caption_ids, folder):
         getattr(found, f"set_{name}_gts")(*files)
     found.coco_ids = np.load(folder / "coco_test_ids.npy")
     image_ids, caption_ids = np.array(image_ids, dtype=np.int32), np.array(caption_ids, dtype=np.int32)
-    orders = (np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T))
-    i2t, t2i = (
-        dict(zip(keys.tolist(), ids[order]))
-        for keys, ids, order in zip((image_ids, caption_ids), (caption_ids, image_ids), orders)
-    )
-    found.set_i2t_retrieved_items(i2t)
-    found.set_t2i_retrieved_items(t2i)
+    orders = [np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T)]
+    found.set_i2t_retrieved_items(dict(zip(image_ids.tolist(), caption_ids[orders[0]])))
+    found.set_t2i_retrieved_items(dict(zip(caption_ids.tolist(), image_ids[orders[1]])))
     # Asked for apart: beside mAP@R the package drops the recalls, and R-Precision it gives only with mAP@R.
     out = {}
     recalls = found.compute_all_metrics(target_metrics=[f"{s}_recalls" for s in ("coco_1k", "coco_5k", "cxc", "eccv")])
@@ -93,9 +89,8 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
     features = Features(dataset, ModelCard("m", ""), tuple(map(str, images)), image, **texts)
     found = evaluate_dataset(features.dataset, features).metrics
     want = coco.label_set_metrics(PairScores.from_gaussians(image, text), images, captions, annotations)
-    assert {key: found[key] for key in want} == want and sorted(want) == sorted(
-        coco.names_of_labels({"caption_ids": range(25_000)})
-    )
+    assert {key: found[key] for key in want} == want
+    assert sorted(want) == sorted(coco.names_of_labels({"caption_ids": range(25_000)}))
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
     assert "eccv/mAP@R" not in evaluate_dataset(half.dataset, half).metrics
@@ -111,9 +106,8 @@ def test_captions_beyond_the_split_are_left_out_of_every_gallery_and_coco_is_ran
     assert coco.label_set_metrics(PairScores.from_matrix(more), images, ids, annotations) == want
     relevant = torch.arange(IMAGES).repeat_interleave(PER_IMAGE) == torch.arange(IMAGES).unsqueeze(1)
     dense = dense_ranking.retrieval(torch.from_numpy(matrix), relevant)
-    assert {name: want[f"coco_5k/{name}"] for name in coco.RECALLS} == pytest.approx(
-        {name: dense[name] for name in coco.RECALLS}
-    )
+    for name in coco.RECALLS:
+        assert want[f"coco_5k/{name}"] == pytest.approx(dense[name])
 
 
 def test_what_is_missing_is_named(split, monkeypatch):
@@ -137,9 +131,8 @@ def test_what_is_missing_is_named(split, monkeypatch):
 
 def test_plausible_matches_come_from_cocos_categories(tmp_path):
     shown = [(11, 3), (11, 90), (11, 3), (12, 7), (99, 3)]  # image 13 shows nothing
-    content = {
-        name: [{"id": i} for i in ids] for name, ids in (("categories", (90, 3, 7)), ("images", (11, 12, 13, 99)))
-    }
+    ids = {"categories": (90, 3, 7), "images": (11, 12, 13, 99)}
+    content = {name: [{"id": i} for i in these] for name, these in ids.items()}
     content["annotations"] = [{"image_id": i, "category_id": c} for i, c in shown]
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(content))

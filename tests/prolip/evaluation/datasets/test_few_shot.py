@@ -27,10 +27,8 @@ def write_set(root, sizes=SIZES, first=0, split="test", copies=()):
     labels = [label for label, count in enumerate(sizes.values()) for _ in range(count)]
     order = sorted(range(len(labels)), key=lambda i: (7 * i) % 11)
     same = {second: one for one, second in copies}
-    samples = [
-        (f"p{first}.{i}", {"png": mini.picture(first + same.get(i, i)), "cls": str(labels[i]).encode()}) for i in order
-    ]
-    mini.write_shards(root / split, [(key.replace(".", "_"), members) for key, members in samples], 2)
+    members = [{"png": mini.picture(first + same.get(i, i)), "cls": str(labels[i]).encode()} for i in order]
+    mini.write_shards(root / split, [(f"p{first}_{i}", parts) for i, parts in zip(order, members)], 2)
     return root
 
 

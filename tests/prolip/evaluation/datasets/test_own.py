@@ -36,7 +36,7 @@ def test_every_form_gives_the_metrics_of_the_csv(made, kind, ours):
     assert other.classnames == own_data.CLASSES
 
 
-def test_an_image_has_the_captions_of_all_its_rows_and_bare_paths_are_recognised(made):
+def test_an_image_has_the_captions_of_all_its_rows_and_is_in_one_share_and_bare_paths_are_recognised(made):
     dataset = open_dataset(made["csv"].removeprefix("csv:"))
     assert dataset.kind == "retrieval" and dataset.size == 12 and dataset.name == "own"
     found = list(dataset.samples())
@@ -44,6 +44,10 @@ def test_an_image_has_the_captions_of_all_its_rows_and_bare_paths_are_recognised
     assert [list(sample.captions) for sample in found] == [own_data.captions(number) for number in range(12)]
     assert open_dataset(made["shards"].removeprefix("shards:")).info["shards"] == 2
     assert open_dataset(made["classes"].removeprefix("images:")).kind == "classification"
+    for kind in ("csv", "shards"):
+        dataset = open_dataset(made[kind])
+        parts = [row for number in range(3) for row in contents(dataset, Share(number, 3))]
+        assert sorted(parts) == sorted(contents(dataset))
 
 
 def test_texts_beside_images_make_retrieval_of_a_folder(made, tmp_path):
@@ -55,14 +59,7 @@ def test_texts_beside_images_make_retrieval_of_a_folder(made, tmp_path):
     assert open_dataset(f"images:{tmp_path}/f", task="classification").classnames == own_data.CLASSES
 
 
-def test_shares_of_ranks_hold_every_image_once(made):
-    for kind in ("csv", "shards"):
-        dataset = open_dataset(made[kind])
-        parts = [row for number in range(3) for row in contents(dataset, Share(number, 3))]
-        assert sorted(parts) == sorted(contents(dataset))
-
-
-def test_a_share_holds_out_the_same_images_of_every_form(made):
+def test_a_share_holds_out_the_same_images_of_every_form_but_not_of_matches_by_place(made):
     parts = {kind: contents(open_dataset(made[kind], "0.5")) for kind in ("csv", "bytes", "shards")}
     assert parts["csv"] == parts["bytes"] == parts["shards"]
     every = contents(open_dataset(made["csv"]))
@@ -70,6 +67,9 @@ def test_a_share_holds_out_the_same_images_of_every_form(made):
     dataset = open_dataset(made["csv"], "0.5")
     assert dataset.name == "own_0.5" and dataset.fingerprint != open_dataset(made["csv"]).fingerprint
     assert len(contents(open_dataset(made["classes"], "0.5"))) == len(parts["csv"])
+    dataset = replace(open_dataset(made["csv"]), relevance=frozenset({("a", 0)}))
+    with pytest.raises(ValueError, match="lists its matches by place"):
+        held_out(dataset, Split(0.5))
 
 
 def test_numbers_are_lines_of_the_class_names_beside_the_table(tmp_path):
@@ -99,12 +99,6 @@ def test_what_data_lack_is_named_or_counted(made, tmp_path):
     for task, lacking in (("retrieval", "captions"), (None, "captions and no classes"), ("classification", "classes")):
         with pytest.raises(ValueError, match=f"has no {lacking}: classes are in"):
             open_dataset(f"images:{photos}", task=task)
-
-
-def test_a_set_with_matches_by_place_cannot_be_split(made):
-    dataset = replace(open_dataset(made["csv"]), relevance=frozenset({("a", 0)}))
-    with pytest.raises(ValueError, match="lists its matches by place"):
-        held_out(dataset, Split(0.5))
 
 
 def test_a_folder_with_classes_fits_prompts_and_is_drawn_from(made, tmp_path, folder):

@@ -1,15 +1,13 @@
 """clip_benchmark's folders and URLs: every sample as it was written, and whatever is wrong by its name."""
 
-import functools
 import json
 import shutil
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import miniatures as mini
 import numpy as np
 import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
+from faulty_servers import FaultyServer
 from huggingface_hub import constants
 
 from prolip.data.faults import FaultCounter
@@ -183,18 +181,10 @@ def test_a_web_server_and_pages_of_the_hub_give_the_samples_of_the_folder(folder
     for view in ("raw", "resolve"):  # as the hub shows a repository
         shutil.copytree(folder, tmp_path / "datasets/me/wds_birds" / view / "main")
     (tmp_path / "datasets/me/wds_birds/raw/main/test/0.tar").write_text("a pointer")
-
-    class Silent(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(tmp_path)))
-    threading.Thread(target=functools.partial(server.serve_forever, 0.01), daemon=True).start()
-    at = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "ENDPOINT", at)
     local = open_wds(folder)
-    try:
+    with FaultyServer.of_folder(tmp_path) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", at := server.root)
         for address in (f"{at}/wds_birds", f"{at}/datasets/me/wds_birds/tree/main", "hf-hub:me/wds_birds"):
             remote = open_wds(address)
             assert (remote.classnames, remote.kind, remote.name) == (local.classnames, "classification", "birds")
@@ -202,6 +192,3 @@ def test_a_web_server_and_pages_of_the_hub_give_the_samples_of_the_folder(folder
                 assert (a.key, a.image, a.label) == (b.key, b.image, b.label)
         with pytest.raises(FileNotFoundError, match="no test/nshards.txt at .*the address has none"):
             open_wds(f"{at}/nothing")
-    finally:
-        server.shutdown()
-        server.server_close()

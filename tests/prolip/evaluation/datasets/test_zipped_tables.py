@@ -45,7 +45,7 @@ def test_images_of_several_instances_are_one_sample(tmp_path):
     assert {s.key: s.image for s in dataset.samples()}["thing3"] == mini.picture(3, "JPEG")
 
 
-def test_missing_images_and_broken_zips_are_refused(tmp_path):
+def test_missing_images_and_broken_zips_are_refused_and_bytes_that_changed_inside_are_damage(tmp_path):
     table = mini.caption_table(tmp_path / "table", packed=False)
     (table / "images_flickr_1k_test" / "2001.jpg").unlink()
     with pytest.raises(FileNotFoundError, match="1 of 5 images of the table are not in .*: 2001.jpg"):
@@ -60,9 +60,6 @@ def test_missing_images_and_broken_zips_are_refused(tmp_path):
         open_winogavil(wino)
     with pytest.raises(FileNotFoundError, match="no test_1k_flickr.csv or test_5k_mscoco_2014.csv in"):
         open_caption_table(wino)
-
-
-def test_bytes_that_changed_inside_a_zip_are_damage(tmp_path):
     archive = mini.caption_table(tmp_path) / "images_flickr_1k_test.zip"
     data = bytearray(archive.read_bytes())
     data[data.find(mini.picture(2, "JPEG")) + 50] ^= 1

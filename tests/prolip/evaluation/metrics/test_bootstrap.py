@@ -25,30 +25,24 @@ VALUES = np.where(RNG.random(N) < 0.2, np.nan, RNG.random(N))
 
 BY_HAND = {
     "mean": (mean_of(VALUES, "images"), lambda rows: np.nanmean(VALUES[rows])),
-    "classes": (
-        bootstrap.class_mean_of(HITS, LABELS, "images"),
-        # Predictions that are right where HITS says so, and of no class elsewhere.
-        lambda rows: recall_score(
-            LABELS[rows], np.where(HITS, LABELS, -1)[rows], labels=np.unique(LABELS[rows]), average="macro"
-        ),
-    ),
+    "classes": (bootstrap.class_mean_of(HITS, LABELS, "images"), lambda rows: recall(LABELS[rows], HITS[rows])),
     "mAP": (
         bootstrap.average_precision_of(SCORES, TARGETS, "images"),
         lambda rows: np.mean([average_precision_score(TARGETS[rows, c], SCORES[rows, c]) for c in range(C)]),
     ),
-    "risk": (
-        bootstrap.risk_area_of(UNSURE, WRONG, "images"),
-        lambda rows: risk_coverage(UNSURE[asked(rows)], WRONG[asked(rows)]).aurc,
-    ),
-    "auroc": (
-        bootstrap.auroc_of(UNSURE, WRONG, "images"),
-        lambda rows: auroc(UNSURE[asked(rows)], WRONG[asked(rows)] > 0),
-    ),
+    "risk": (bootstrap.risk_area_of(UNSURE, WRONG, "images"), lambda rows: risk_coverage(*asked(rows)).aurc),
+    "auroc": (bootstrap.auroc_of(UNSURE, WRONG, "images"), lambda rows: auroc(*asked(rows))),
 }
 
 
 def asked(rows):
-    return rows[~np.isnan(WRONG[rows])]
+    rows = rows[~np.isnan(WRONG[rows])]
+    return UNSURE[rows], WRONG[rows] > 0
+
+
+def recall(labels, right):
+    """By predictions that are of no class where they are wrong."""
+    return recall_score(labels, np.where(right, labels, -1), labels=np.unique(labels), average="macro")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -105,9 +99,7 @@ def test_what_has_no_value_has_no_interval_and_bad_settings_are_refused():
 
 def test_a_harmonic_mean_of_two_test_sets_is_that_of_every_draw():
     base, novel = np.array([1.0, 0, 1, 1]), np.array([0.0, 1, 0])
-    h = bootstrap.harmonic_mean_of(
-        drawn_as("base", mean_of(base, "images")), drawn_as("novel", mean_of(novel, "images"))
-    )
+    h = bootstrap.harmonic_mean_of(*(drawn_as(x, mean_of(y, "images")) for x, y in (("base", base), ("novel", novel))))
     assert h.sizes == {"base/images": 4, "novel/images": 3}
     rng = np.random.default_rng(0)
     draws = {name: rng.multinomial(size, np.full(size, 1 / size), 40).astype(float) for name, size in h.sizes.items()}

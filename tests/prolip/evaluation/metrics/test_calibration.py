@@ -12,7 +12,7 @@ from prolip.evaluation.metrics.streaming import Relevance
 from prolip.scores import CSDScore
 
 
-def test_bins_are_sklearns():
+def test_bins_are_sklearns_and_those_of_log_odds_a_unit_wide():
     bins, rng = 15, np.random.default_rng(0)
     probability = np.concatenate([rng.random(200) ** 3, np.linspace(0, 1, bins + 1)])  # and all edges
     outcome = rng.random(len(probability)) < probability**0.5
@@ -23,9 +23,6 @@ def test_bins_are_sklearns():
     np.testing.assert_allclose(got.probability[filled], mean)
     assert got.brier == pytest.approx(brier_score_loss(outcome, probability))
     assert got.ece == pytest.approx(np.abs(frequency - mean) @ got.counts[filled] / len(probability))
-
-
-def test_log_odds_edges_are_units_apart_and_hold_everything():
     inner = calibration.LOG_ODDS[1:-1]
     np.testing.assert_allclose(np.diff(np.log(inner / (1 - inner))), 1, rtol=1e-6)
     tiny = calibration.reliability([1e-12, 0.0, 1.0], [0, 0, 1], calibration.LOG_ODDS)

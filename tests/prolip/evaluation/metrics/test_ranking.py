@@ -66,7 +66,6 @@ def test_recalls_beyond_a_gallery_are_left_out_in_both_forms(seed):
     got = dense_ranking.retrieval(scores, relevant, ks)
     for way, gallery in (("i2t", texts), ("t2i", images)):
         assert {name for name in got if name.startswith(f"{way}/R@")} == {f"{way}/R@{k}" for k in ks if k <= gallery}
-    got = dense_ranking.retrieval(scores, relevant, ks)
     whole = dense_ranking.retrieval(scores, relevant)
     recalls = [whole.get(f"{way}/R@{k}", 0) for way in ("i2t", "t2i") for k in (1, 5, 10)]
     assert whole.get("rsum") == (pytest.approx(100 * sum(recalls)) if min(images, texts) >= 10 else None)

@@ -13,7 +13,7 @@ from prolip.evaluation.metrics import selective
 from prolip.gaussian import Gaussian
 
 
-def test_the_worked_example_of_four_samples():
+def test_four_samples_by_hand_and_equal_uncertainties_by_all_their_orders():
     # From certain to uncertain the errors are 0, 1, 0, 1: the risks are 0, 1/2, 1/3, 2/4.
     curve = selective.risk_coverage(np.array([0.3, 0.1, 0.4, 0.2]), np.array([0, 0, 1, 1]))
     np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
@@ -25,9 +25,6 @@ def test_the_worked_example_of_four_samples():
     assert curve.at(0.75) == pytest.approx(1 / 3) and curve.at(0.5) == 0.5 and curve.at(0.01) == 0
     five = selective.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))  # half of five keeps three
     assert five.at(0.5) == pytest.approx(1 / 3) and five.at(0.8) == 0.5
-
-
-def test_equal_uncertainties_give_the_mean_over_all_orders():
     uncertainty, error = np.array([1.0, 2, 2, 2, 3, 3]), np.array([0.0, 1, 0, 0.5, 1, 0])
     curves = []
     for order in permutations(range(6)):
@@ -106,7 +103,7 @@ def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
         call()
 
 
-def test_deciles_are_equal_groups_of_rising_trace():
+def test_deciles_are_equal_groups_of_rising_trace_the_expectation_over_orders_of_equal_ones():
     trace = np.random.default_rng(0).permutation(100).astype(float)
     got = selective.by_decile(trace, 1 - trace / 100)
     np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
@@ -114,10 +111,6 @@ def test_deciles_are_equal_groups_of_rising_trace():
     assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
     few = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
     assert few.value.tolist() == [1 / 3] * 3 and math.isnan(few.spearman_bins)
-
-
-def test_equal_traces_are_the_expectation_over_their_orders():
-    """Ties in all orders, against the same groups of every order; constant traces give one value, to the last bit."""
     trace, value = np.array([1.0, 1, 2, 2, 2, 2, 3]), np.array([0.0, 1, 0.3, 0.9, 0, 1, 0.5])
     orders = [np.array([*a, *(2 + np.array(b)), 6]) for a in permutations(range(2)) for b in permutations(range(4))]
     want = np.mean([[value[group].mean() for group in np.array_split(order, 3)] for order in orders], axis=0)

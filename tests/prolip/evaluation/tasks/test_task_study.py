@@ -122,8 +122,7 @@ def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
     for one in both:
         (result,) = evaluate_all([one], study=True)
         assert result.info["too_large_for"] == ["refusal/R-AUROC", "refusal/1-NN"]
-        assert "refusal/R-AUROC" not in result.metrics and "refusal/score/aurc" in " ".join(result.metrics).replace(
-            "i2t/", ""
-        )
+        names = " ".join(result.metrics).replace("i2t/", "")
+        assert "refusal/R-AUROC" not in result.metrics and "refusal/score/aurc" in names
         assert "R-AUROC left out: too many images" in format_uncertainty([result])
     assert not study_features(points).too_large_for  # they have none at any size

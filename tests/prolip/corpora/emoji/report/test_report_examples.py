@@ -1,6 +1,5 @@
 """Examples of a test set are chosen by the rule that the page states, and outlive their file."""
 
-import io
 import json
 import re
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from report_stand_in import write_run
+from tiny_tars import saved
 
 from prolip.corpora.emoji.report import examples, runs
 from prolip.corpora.emoji.report.page import make_report
@@ -21,9 +21,7 @@ from prolip.scores import MeanScore, TrueMatchScore
 
 
 def encoded(i):
-    out = io.BytesIO()
-    Image.new("RGB", (300, 200), (20 * i % 255, 90, 10)).save(out, "png")
-    return out.getvalue()
+    return saved(Image.new("RGB", (300, 200), (20 * i % 255, 90, 10)), "png")
 
 
 def features(kind="retrieval", count=10, **card):
@@ -62,16 +60,13 @@ def test_the_queries_with_the_largest_and_the_smallest_lead_are_shown_in_both_di
     assert [x.label for x in shown.ends[1][2]] == [f"text {i}" for i in range(5)]  # half of ten
 
 
-def test_points_have_no_most_certain_inputs():
-    assert examples.show_features(features(probabilistic=False)).ends == []
-
-
-def test_inputs_with_a_unit_show_what_they_fit():
+def test_inputs_with_a_unit_show_what_they_fit_and_points_have_no_most_certain_ones():
     score = TrueMatchScore(0.4, 0.1, images=50, texts=90).to_dict()
     (_, counts, least, _), _ = examples.show_features(features(score=score)).ends
     trace = 12 * torch.tensor(-9.0).exp()
     assert counts == "how many texts each may fit"
     assert least[0].said == examples.amount(float((trace / 0.1).exp() / 90 * 10))
+    assert examples.show_features(features(probabilistic=False)).ends == []
 
 
 def test_a_query_without_a_right_or_without_a_wrong_answer_is_no_example():

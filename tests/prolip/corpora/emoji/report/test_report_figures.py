@@ -20,7 +20,7 @@ def result():
     return make_result(traces=[0.8, 0.4, 0.2, 0.1])
 
 
-def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
+def test_expected_numbers_and_their_intervals_stand_where_units_have_them_and_nowhere_without():
     result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
     assert figures.expected_matches(result) is None and uncertainty.read_all(result)["expected"] == ""
     result = with_units(result)
@@ -39,9 +39,6 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     said = uncertainty.read_all(result)["expected"]
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
-
-
-def test_thin_lines_are_the_intervals_of_the_true_numbers():
     result = with_doubt(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
     (axes,) = figures.expected_matches(result).axes
     (lines,) = (drawn for drawn in axes.collections if isinstance(drawn, LineCollection))
@@ -71,10 +68,8 @@ def test_reliability_of_first_captions_stands_beside_that_without_doubt():
 
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
     wrong = ~result.rankings["names"][0].hit(1).numpy()
-    for made, names in (
-        (result, ["top score", "trace of the drawing"]),
-        (with_units(result), ["answer's probability", "top score", "trace of the drawing"]),
-    ):
+    always = ["top score", "trace of the drawing"]
+    for made, names in ((result, always), (with_units(result), ["answer's probability", *always])):
         (axes,) = figures.refused(made).axes
         labels = [line.get_label() for line in axes.lines]
         assert [label.split("  ")[0] for label in labels] == [*names, "random", "oracle"]
@@ -121,29 +116,19 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
         return found | {"ema/mine/mean_recall@1": i / 200, "birds/acc1": 0.3}
 
     run = runs.RunFolder(tmp_path, evals=[line(4), line(8)])
-    drawn = {
-        ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
-        for ax in figures.evaluations(run).axes
-        if ax.get_visible()
-    }
-    assert drawn == {
-        "Test sets": {
-            "mine/mean_recall@1": [0.04, 0.08],
-            "ema/mine/mean_recall@1": [0.02, 0.04],
-            "birds/acc1": [0.3, 0.3],
-        },
-        "R@1 among 40 pairs: mine": {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]},
-    }
+    shown = [ax for ax in figures.evaluations(run).axes if ax.get_visible()]
+    lines = [{line.get_label(): list(line.get_ydata()) for line in ax.lines} for ax in shown]
+    drawn = {ax.get_title(loc="left"): of_ax for ax, of_ax in zip(shown, lines)}
+    sets = {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04], "birds/acc1": [0.3, 0.3]}
+    pairs = {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]}
+    assert drawn == {"Test sets": sets, "R@1 among 40 pairs: mine": pairs}
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
 
 
-def test_every_figure_is_drawn(result, tmp_path):
+def test_every_figure_is_drawn_and_constant_traces_stop_none(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     traces = {"trace_histogram", "trace_by_level", "trace_by_length", "true_matches"}
     assert set(drawn) == {"evaluations", "learning_curves", "refused", "pca"} | traces
-
-
-def test_constant_traces_of_a_deterministic_model_do_not_stop_the_figures(tmp_path):
     drawn = figures.draw_all(runs.RunFolder(tmp_path, result=make_result()))
     assert "Spearman undefined" in drawn["true_matches"].axes[0].get_title(loc="left")
     assert "learning_curves" not in drawn

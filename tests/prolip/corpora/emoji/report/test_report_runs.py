@@ -76,9 +76,8 @@ def test_an_evaluation_that_lacks_what_the_page_shows_is_an_error_in_one_line(ch
         np.savez(arrays, **(kept | {change: kept[change][:-1]}))
     else:
         written = json.loads(path.read_text())
-        path.write_text(
-            json.dumps(written | ({"metrics": dict.fromkeys(written["metrics"])} if change == "all null" else change))
-        )
+        change = {"metrics": dict.fromkeys(written["metrics"])} if change == "all null" else change
+        path.write_text(json.dumps(written | change))
     refused(folder, capsys)
 
 
