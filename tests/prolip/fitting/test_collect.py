@@ -27,7 +27,7 @@ from prolip.ranks import everywhere
 from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
-
+SHARES = [KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]
 ZERO = torch.zeros(1, 1, dtype=torch.int64)
 
 
@@ -55,7 +55,7 @@ def pairs_of(*shares: list[str]):
 def test_ranks_bring_what_one_process_brings(monkeypatch, most):
     monkeypatch.setattr(collect, "SAMPLE", most)
     one = pairs_of(KEYS)
-    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+    for shares in SHARES:
         other = pairs_of(*shares)
         for name, x in one.tensors().items():
             assert torch.equal(x, other.tensors()[name]), name
@@ -90,18 +90,13 @@ def test_ranks_change_the_pictures_that_one_process_changes(most):
     one = changed_by([KEYS], most)
     wanted = sorted(sorted(KEYS, key=lambda key: (checksum(key), key))[:most])
     assert [one.keys[row] for row in one.changed_of] == wanted and ("changed" in one.image) is (most > 0)
-    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+    for shares in SHARES:
         other = changed_by(shares, most)
         assert torch.equal(one.changed_of, other.changed_of)
         assert all(torch.equal(x, other.image[name]) for name, x in one.image.items())
     for row, key in enumerate(wanted):
-        pixels = PREPROCESS(
-            changed(
-                picture(key).pixels.half().float() * torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
-                + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1),
-                checksum(key),
-            )
-        )
+        mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
+        pixels = PREPROCESS(changed(picture(key).pixels.half().float() * std + mean, checksum(key)))
         torch.testing.assert_close(one.image["changed"][row], look(pixels)["mean"], rtol=1e-4, atol=1e-4)
 
 
@@ -152,7 +147,7 @@ def pool_rank(rank: int, shares: list[list[str]]) -> tuple:
     return pool_of(shares[rank])
 
 
-@pytest.mark.parametrize("shares", [[KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]], ids=len)
+@pytest.mark.parametrize("shares", SHARES, ids=len)
 def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(shares):
     pool, one = pool_of(KEYS)
     assert sorted(pool.keys) == KEYS and len(pool.text_ids) == 8
