@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
+from distributed_helpers import run_worlds
 from torchvision.transforms import Compose, Normalize
 
 from prolip.data.augment.shifts import changed
@@ -143,15 +144,20 @@ def pool_of(keys: list[str]) -> tuple[UnpairedEmbeddings, dict]:
     return pool, dict(enumerate([*image, *text]))
 
 
-def pool_rank(rank: int, shares: list[list[str]]) -> tuple:
-    return pool_of(shares[rank])
+def pool_rank(rank: int) -> tuple:
+    return pool_of(next(shares for shares in SHARES if len(shares) == dist.get_world_size())[rank])
+
+
+@pytest.fixture(scope="module")
+def worlds() -> dict[int, list]:
+    return run_worlds([2, 4], pool_rank)
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=len)
-def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(shares):
+def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(worlds, shares):
     pool, one = pool_of(KEYS)
     assert sorted(pool.keys) == KEYS and len(pool.text_ids) == 8
-    found = run_ranks(len(shares), pool_rank, shares)
+    found = worlds[len(shares)]
     assert [len(own.keys) for own, _ in found] == [len(keys) for keys in shares]
     assert sum(len(own.text_ids) for own, _ in found) == 8
     for own, everyone in found:
