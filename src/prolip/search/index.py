@@ -14,6 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
@@ -310,9 +311,20 @@ class SearchIndex:
         by_codes = self.kind.name == PQ and not self.is_flat
         count = rerank or (max(SHORTLIST, PER_ANSWER * k) if not served else PER_ANSWER * k if by_codes else k)
         found = self._candidates(queries, min(max(count, k), len(self.store)), probe, role)
-        if not served or by_codes:
+        if not served:
             found = found._replace(scores=exact.rescored(self.score, queries, found.rows, gallery.gaussian, role))
+        elif by_codes:
+            found = found._replace(scores=self._by_vectors(queries, found.rows))
         return exact.top(found, k)
+
+    def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
+        """Score items of each query by the stored vectors in float32, twice as fast as in float64, (Q, m) -> (Q, m)."""
+        own = self.coarse.factors(queries.float(), other_side(self.side))
+        assert own is not None
+        scores, asked = torch.empty(rows.shape, dtype=torch.float64), F.pad(own.vector, (0, 1), value=1.0)
+        for i, some in enumerate(rows.clamp(min=0).numpy()):
+            scores[i] = torch.from_numpy(self.store.gallery.vector[some]) @ asked[i] + own.offset[i]
+        return scores.masked_fill_(rows < 0, -torch.inf)
 
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
         """Candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, squared distances d; or exactly."""

@@ -1,21 +1,17 @@
 """Shards of the emoji corpus with flat drawings."""
 
-import io
 import json
-import tarfile
 
-from PIL import Image
+from squares import picture
+from tiny_tars import write_tar
 
 
 def write_shard(path, style, records, size=4, colour=(200, 30, 30)):
     """One flat drawing per record. colour: RGB, or a function of the record."""
-    with tarfile.open(path, "w") as tar:
-        for record in records:
-            picture = io.BytesIO()
-            Image.new("RGB", (size, size), colour(record) if callable(colour) else colour).save(picture, "png")
-            text = json.dumps({**record, "style": style}).encode()
-            for suffix, data in (("png", picture.getvalue()), ("json", text)):
-                info = tarfile.TarInfo(f"{style}-{record['hexcode']}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    samples = []
+    for record in records:
+        drawing = picture(colour(record) if callable(colour) else colour, size=size)
+        text = json.dumps({**record, "style": style}).encode()
+        samples.append((f"{style}-{record['hexcode']}", {"png": drawing, "json": text}))
+    write_tar(path, samples)
     return path

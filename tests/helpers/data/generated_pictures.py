@@ -81,7 +81,8 @@ def drawn(rng, h, w) -> dict[str, tuple]:
     grey_alpha = Image.merge("LA", [Image.fromarray(levels), Image.fromarray(alpha)])
     premultiplied, cmyk = grey_alpha.convert("La"), Image.fromarray(rgb).convert("CMYK")
     kept = np.asarray(premultiplied.convert("LA").convert("RGBA"))  # light colours of little alpha are lost
-    palette = paletted(table, "RGB")
+    palette, many = paletted(table, "RGB"), paletted(np.column_stack([table, alphas]), "RGBA")
+    clear_deep = clear(holed_deep, grey(holed_deep // 256), key_deep)
     return {
         "1": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(bits), grey(bits * 255)),
         "L": ("PNG BMP TIFF GIF", "JPEG WEBP", Image.fromarray(levels), grey(levels)),
@@ -91,24 +92,13 @@ def drawn(rng, h, w) -> dict[str, tuple]:
         "P": ("PNG BMP TIFF GIF", "WEBP", palette, table[index]),
         "P key": ("PNG GIF", "WEBP", palette, clear(index, table[index], key_index), key_index),
         "P alphas": ("PNG", "WEBP", palette, on_white(table[index], alphas[index]), alphas.tobytes()),
-        "P of RGBA": (
-            "PNG -",
-            "WEBP",
-            paletted(np.column_stack([table, alphas]), "RGBA"),
-            on_white(table[index], alphas[index]),
-        ),
+        "P of RGBA": ("PNG -", "WEBP", many, on_white(table[index], alphas[index])),
         "RGB": ("PNG BMP TIFF", "JPEG WEBP GIF", Image.fromarray(rgb), rgb),
         "RGB key": ("PNG", "", Image.fromarray(holed_rgb), clear(holed_rgb, holed_rgb, key_rgb), key_rgb),
         "RGBA": ("PNG TIFF -", "WEBP GIF", Image.fromarray(np.dstack([rgb, alpha])), on_white(rgb, alpha)),
         "CMYK": ("TIFF -", "JPEG WEBP", cmyk, np.asarray(cmyk.convert("RGB"))),
         "I;16": ("PNG TIFF -", "", Image.fromarray(deep), grey(deep // 256)),
-        "I;16 key": (
-            "PNG",
-            "",
-            Image.fromarray(holed_deep),
-            clear(holed_deep, grey(holed_deep // 256), key_deep),
-            key_deep,
-        ),
+        "I;16 key": ("PNG", "", Image.fromarray(holed_deep), clear_deep, key_deep),
         "I of 16 bits": ("TIFF -", "", Image.fromarray(deep.astype(np.int32)), grey(deep // 256)),
         "F to 1": ("TIFF -", "", Image.fromarray((levels / 255).astype(np.float32)), grey(levels)),
         "F to 255": ("TIFF -", "", Image.fromarray(floats), grey(floats.astype(np.uint8))),

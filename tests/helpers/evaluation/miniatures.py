@@ -14,6 +14,7 @@ import numpy as np
 import open_clip
 import torch
 from PIL import Image
+from tiny_tars import write_tar
 
 import prolip
 from prolip.embedder import Embedder
@@ -83,13 +84,7 @@ def write_shards(folder: Path, samples: Sequence[tuple[str, dict[str, bytes]]], 
     """nshards.txt and its shards; samples: (key, suffix -> bytes)."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(np.array_split(np.arange(len(samples)), shards)):
-        with tarfile.open(folder / f"{number}.tar", "w") as tar:
-            for i in part:
-                key, members = samples[i]
-                for suffix, data in members.items():
-                    info = tarfile.TarInfo(f"{key}.{suffix}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+        write_tar(folder / f"{number}.tar", [samples[i] for i in part])
     (folder / "nshards.txt").write_text(f"{shards}\n")
     return folder
 
@@ -189,12 +184,8 @@ def karpathy(root: Path, images: int = 6, captions: int = 5, dataset: str = "coc
     for i in range(images + 1):
         ids = list(range(i * captions, (i + 1) * captions))
         texts = zip(ids, sentences(rng, i, captions))
-        record: dict = {
-            "imgid": i,
-            "split": "train" if i == 2 else "test",
-            "sentids": ids,
-            "filename": f"{1000 + i}.jpg",
-        }
+        split = "train" if i == 2 else "test"
+        record: dict = {"imgid": i, "split": split, "sentids": ids, "filename": f"{1000 + i}.jpg"}
         record["sentences"] = [{"raw": x, "tokens": x.split(), "imgid": i, "sentid": number} for number, x in texts]
         if dataset == "coco":
             record |= {"filepath": "val2014", "filename": f"COCO_val2014_{400 - i:012d}.jpg", "cocoid": 400 - i}

@@ -8,6 +8,7 @@ from pathlib import Path
 import open_clip
 import torch
 import torch.nn.functional as F
+from ambiguous_pairs import points
 
 import prolip
 from prolip.embeddings import Pairs
@@ -34,20 +35,14 @@ def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubts: bool = Fal
     save_pretrained(prolip.create_model(name), folder / "plain")
     model = prolip.create_model(name)
     width, first = model.embed_dim, model.config["vision_cfg"]["width"]
-    image, text = (torch.nn.functional.normalize(torch.randn(64, width), dim=1) for _ in range(2))
+    image, text = (F.normalize(torch.randn(64, width), dim=1) for _ in range(2))
     ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
-    ends = {
-        "image_first": torch.randn(64, 2 * first),
-        "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"]),
-    }
-    if doubts:
-        image = torch.nn.functional.normalize(text + 0.05 * image, dim=1)
-        ends |= {
-            "changed": torch.nn.functional.normalize(torch.randn(2, 64, width), dim=2),
-            "changed_of": torch.arange(64),
-        }
-    rows = torch.arange(64)
+    second, rows = model.config["text_cfg"]["width"], torch.arange(64)
+    ends = {"image_first": torch.randn(64, 2 * first), "text_first": torch.randn(64, 2 * second)}
     image_of, text_of = (torch.cat([rows, rows]), torch.cat([rows, rows % 8])) if doubts else (rows, rows)
+    if doubts:
+        image = F.normalize(text + 0.05 * image, dim=1)
+        ends |= {"changed": F.normalize(torch.randn(2, 64, width), dim=2), "changed_of": rows}
     pairs = Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=10.0, text_ids=ids, **ends)
     attach(f"local-dir:{folder}/plain", None, None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
@@ -65,21 +60,13 @@ def openclip_model(folder: Path) -> tuple[str, str]:
 
 def fitted_openclip(folder: Path) -> str:
     """It with variances of random pairs."""
-    image, text = (torch.nn.functional.normalize(torch.randn(64, 16), dim=1) for _ in range(2))
+    image, text = (F.normalize(torch.randn(64, 16), dim=1) for _ in range(2))
     ids = open_clip.get_tokenizer("ViT-B-32", context_length=8)([f"picture {i}" for i in range(64)])
-    ends = {
-        "image_first": torch.randn(64, 64),
-        "text_first": torch.randn(64, 64),
-        "changed_of": torch.arange(64),
-        "changed": points(128, 16, seed=2).unflatten(0, (2, 64)),
-    }
+    ends = {"image_first": torch.randn(64, 64), "text_first": torch.randn(64, 64), "changed_of": torch.arange(64)}
+    ends |= {"changed": points(128, 16, seed=2).unflatten(0, (2, 64))}
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
     attach(*openclip_model(folder / "plain"), None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
-
-
-def points(rows: int, dim: int, seed: int) -> torch.Tensor:
-    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
 def likely_pairs(images: int = 120, dim: int = 16, kinds: int = 3, ids: bool = False) -> Pairs:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import ambiguous_pairs
 import pytest
 import torch
-import torch.nn.functional as F
 
 from prolip.embeddings import BLOCK, Pairs
 
-
-def points(rows: int, dim: int = 4, seed: int = 0) -> torch.Tensor:
-    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
+points = partial(ambiguous_pairs.points, dim=4)
 
 
 def some(**changes) -> Pairs:
@@ -59,7 +59,7 @@ def test_the_likeliest_text_is_the_first_of_the_heaviest():
     ("changes", "words"),
     [
         ({"image": points(5) * 2}, "want unit means"),
-        ({"image": points(5, 6)}, "of 6 and 4 dimensions"),
+        ({"image": points(5, dim=6)}, "of 6 and 4 dimensions"),
         ({"image_of": torch.tensor([0, 1])}, "2 rows of images and 3 rows of texts"),
         ({"image_of": torch.tensor([0, 1, 5])}, "image_of is .*, want .F,. int64 from 0 to below 5"),
         ({"text_of": torch.tensor([0.0, 1, 2])}, "want .F,. int64 from 0 to below"),
@@ -98,12 +98,8 @@ def test_what_is_no_pairs_says_what_to_give(changes, words):
 @pytest.mark.parametrize("part", ["image", "text", "image_hidden", "text_first"])
 def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part, lost):
     rows = 2 * BLOCK + 3
-    given = {
-        "image": points(rows),
-        "text": points(rows, seed=1),
-        "image_hidden": torch.zeros(rows, 3),
-        "text_first": torch.zeros(rows, 3),
-    }
+    given = {"image": points(rows), "text": points(rows, seed=1)}
+    given |= {name: torch.zeros(rows, 3) for name in ("image_hidden", "text_first")}
     places = [1, BLOCK, *range(BLOCK + 4, BLOCK + 7), rows - 1]
     given[part][places, 2] = lost
     keys = {f"{side}_keys": [f"{side} {row}" for row in range(rows)] for side in ("image", "text")}
@@ -115,11 +111,6 @@ def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part
 def test_few_pairs_images_or_texts_call_for_caution():
     assert Pairs.in_rows(points(300), points(300), 10.0).caution == ""
     assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).caution
-    one = Pairs(
-        image=points(300),
-        text=points(2),
-        image_of=torch.arange(300),
-        scale=10.0,
-        text_of=torch.zeros(300, dtype=torch.int64),
-    )
+    rows = torch.arange(300)
+    one = Pairs(image=points(300), text=points(2), image_of=rows, scale=10.0, text_of=0 * rows)
     assert "300 pairs of 300 images and 1 texts are few" in one.caution

@@ -124,33 +124,20 @@ def test_views_are_made_on_the_device_without_waiting_for_it_and_equal_those_of_
 def test_version_1_draws_the_numbers_of_the_code_before_version_2():
     """Pinned by that code, commit 6999e53."""
     place = {"rank": 1, "world_size": 2, "version": 1}
-    got = drawn(rows=2, columns=3, stream=Stream.IMAGE_MASK, step=11, **place).flatten().tolist()
-    assert got == [
-        float.fromhex(x)
-        for x in ("0x1.9565e6p-1", "0x1.5577c8p-1", "0x1.83bd7cp-2", "0x1.2d2e2p-1", "0x1.79b5fp-2", "0x1.30af7ap-1")
-    ]
-    samples = [
-        drawn("normal", 2, 2, stream, 11, **place).flatten().tolist()
-        for stream in (Stream.IMAGE_SAMPLE, Stream.TEXT_SAMPLE)
-    ]
-    assert samples == [
-        [float.fromhex(x) for x in row]
-        for row in (
-            ("-0x1.04e1bap-1", "0x1.189bb8p+0", "-0x1.6c745ap-1", "-0x1.1c3244p+0"),
-            ("-0x1.2296eep-1", "0x1.39eff8p-4", "-0x1.7f96fap-1", "0x1.5141b0p+0"),
-        )
-    ]
-    torch.manual_seed(5)
-    sizes = [
-        drawn(rows=2, columns=columns, stream=stream, **place).tolist()
-        for stream, columns in ((Stream.IMAGE_SIZE, 4), (Stream.TEXT_SIZE, 1))
-    ]
-    assert sizes == [
-        [
-            [0.8302518725395203, 0.9074696898460388, 0.8199270367622375, 0.9201034307479858],
-            [0.12611091136932373, 0.1166452169418335, 0.16439151763916016, 0.7379193902015686],
-        ],
-        [[0.0332646369934082], [0.9941847324371338]],
-    ]
+    torch.manual_seed(5)  # for sizes
+    for kind, columns, stream, want in (
+        ("uniform", 3, Stream.IMAGE_MASK, "1.9565e6p-1 1.5577c8p-1 1.83bd7cp-2 1.2d2e2p-1 1.79b5fp-2 1.30af7ap-1"),
+        ("normal", 2, Stream.IMAGE_SAMPLE, "-1.04e1bap-1 1.189bb8p+0 -1.6c745ap-1 -1.1c3244p+0"),
+        ("normal", 2, Stream.TEXT_SAMPLE, "-1.2296eep-1 1.39eff8p-4 -1.7f96fap-1 1.5141b0p+0"),
+        (
+            "uniform",
+            4,
+            Stream.IMAGE_SIZE,
+            "1.a916c6p-1 1.d09fdep-1 1.a3cd7ap-1 1.d717ccp-1 1.02467p-3 1.ddc76p-4 1.50ac8p-3 1.79d092p-1",
+        ),
+        ("uniform", 1, Stream.TEXT_SIZE, "1.1081p-5 1.fd05c8p-1"),
+    ):
+        got = drawn(kind, 2, columns, stream, 11, **place).flatten().tolist()
+        assert got == [float.fromhex(x) for x in want.split()], stream
     draws = Draws(seed=7, **place)
     assert draws.key(Stream.PAIR_NOISE, 11) == 4953681910841889766 and draws.rows(2, "cpu").tolist() == [2, 3]

@@ -149,17 +149,17 @@ def test_the_logit_of_a_true_match_adds_the_texts_trace_and_an_index_serves_it()
     torch.testing.assert_close(score.pairwise(image, text), cosine + 0.4 * text.trace)
     assert not score.symmetric and score.units == Units(0.1, 50, 9)
     again = score_from_dict(score.to_dict())
-    torch.testing.assert_close(again.pairwise(image, text), score.pairwise(image, text))
-    for query, gallery, sides in ((text, image, ("text", "image")), (image, text, ("image", "text"))):
-        wanted = score.pairwise(*((query, gallery) if sides[0] == "image" else (gallery, query)))
-        wanted = wanted if sides[0] == "image" else wanted.T
-        for distance in (False, True):
-            q, g = (
-                index_vectors(score, z, place, distance, side)
-                for z, place, side in ((query, False, sides[0]), (gallery, True, sides[1]))
-            )
+    wanted = score.pairwise(image, text)
+    torch.testing.assert_close(again.pairwise(image, text), wanted)
+    for distance in (False, True):
+        for queries, of, gallery, side, order in (
+            (text, "text", image, "image", wanted.T),
+            (image, "image", text, "text", wanted),
+        ):
+            q = index_vectors(score, queries, False, distance, of)
+            g = index_vectors(score, gallery, True, distance, side)
             found = -torch.cdist(q, g) if distance else q @ g.T
-            assert torch.equal(found.argsort(1), wanted.argsort(1))
+            assert torch.equal(found.argsort(1), order.argsort(1))
 
 
 def test_a_score_of_the_kind_asked_for_is_the_models_own_with_what_it_learned():

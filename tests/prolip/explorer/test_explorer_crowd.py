@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,6 +106,31 @@ def test_those_who_keep_it_waiting_give_way(few, sent):
     assert len(few.connections.since) <= 8
     for connection in slow:
         connection.close()
+
+
+def test_a_request_that_drips_is_ended(few, monkeypatch):
+    monkeypatch.setattr(served, "LONGEST", 0.3)
+    with socket.create_connection(few.server_address, timeout=60) as connection, pytest.raises(OSError):
+        for _ in range(600):
+            connection.sendall(b"G")
+            time.sleep(0.02)
+    assert raw(few, LAST)[0][0] == 200
+
+
+def test_whoever_is_answered_keeps_the_place():
+    places, ends = served.Places(2, 0.0), [socket.socketpair() for _ in range(3)]
+    first, second, third = (pair[0] for pair in ends)
+    places.enter(first, "connections")
+    places.enter(second, "connections")
+    places.mark(first, waits=False)
+    places.mark(second, waits=True)
+    threading.Timer(0.1, places.leave, [second]).start()
+    places.enter(third, "connections")
+    ends[1][1].settimeout(9)
+    assert set(places.since) == {first, third} and ends[1][1].recv(1) == b""
+    for pair in ends:
+        for end in pair:
+            end.close()
 
 
 def test_who_would_wait_too_long_is_told_so(server, monkeypatch):

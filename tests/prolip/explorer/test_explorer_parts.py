@@ -26,7 +26,7 @@ from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_tab
 from prolip.embedder import Embedder
 from prolip.explorer import query as asking
 from prolip.explorer import thumbnails
-from prolip.explorer.gallery import Gallery
+from prolip.explorer.gallery import Captions, Gallery
 from prolip.explorer.query import first_answer, judge, rarity
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.explorer.thumbnails import Gone, Thumbnails
@@ -140,6 +140,22 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
     assert set(gallery.sample(500).tolist()) == set(living) and len(gallery.sample(20)) == 20
 
 
+def test_points_have_a_map_and_no_ends_and_one_item_has_no_map(tmp_path):
+    z = gaussians(30)
+    points = Gaussian(z.mean, torch.full_like(z.log_var, -torch.inf))
+    app = make_app([str(indexed(tmp_path / "index", points).store.folder)])
+    assert [len(point["at"]) for point in app.looks["map"]()["points"]] == [5] * 30
+    assert [column["score"] for column in app.compare({"row": 0})["columns"]] == ["csd", "mean"]
+    for ask, says in ((app.uncertain, "gives points"), (lambda: app.search({"text": "red"}), "no model to embed")):
+        with pytest.raises(ValueError, match=says):
+            ask()
+    alone = make_app([str(indexed(tmp_path / "one", z.select(slice(1))).store.folder)])
+    found = alone.search({"row": 0})
+    assert found["answers"] == [] and found["place"] is None
+    with pytest.raises(ValueError, match="holds no item"):
+        Gallery(SearchIndex.create(tmp_path / "empty", CSDScore(), 4))
+
+
 def elk_by_hand(query: Gaussian, z: Gaussian) -> torch.Tensor:
     """-1/2 sum (m - m')^2 / (v + v') + log(v + v'), (1, N)."""
     var = query.var + z.var
@@ -216,6 +232,12 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
     assert by_text["steps"][0]["text"] == text != by_text["root_text"]
     with pytest.raises(ValueError, match="root 'up' is unknown"):
         app.walk({"text": "red", "root": "up"})
+
+
+def test_further_texts_name_pictures_too(app):
+    texts, z = Captions(app.gallery, app.explored.embedder, 3, ["red", "an animal", "an animal"]).found()
+    assert len(texts) == len(z.mean) == len(set(texts)) and texts[3:] in (["red", "an animal"], ["an animal"])
+    torch.testing.assert_close(z.mean, app.explored.embedder.embed_texts(texts).mean)
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):

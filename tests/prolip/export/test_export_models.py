@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
+from test_export import graph
 
 from prolip import export
-from prolip.cli.main import main
 from prolip.embedder import evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_pt2, largest_differences, load
 from prolip.factory import create_model
@@ -77,10 +77,6 @@ def test_a_program_runs_where_this_code_is_not(tmp_path):
                 torch.testing.assert_close(got, encoder(inputs[encoder.name][:rows]), atol=1e-4, rtol=0)
     said = json.loads(facts)
     assert said["score"]["name"] == "true_match" and said["score"]["unit"] > 0 and said["context_length"] == 12
-
-
-def graph(model, folder, *words):
-    return main(["export", "graph", "--model", model, "--output", str(folder), *words])
 
 
 @pytest.mark.parametrize("fitted", [True, pytest.param(False, marks=pytest.mark.slow)])

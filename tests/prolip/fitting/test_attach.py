@@ -171,13 +171,11 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     wrong = ~result.rankings["names"][0].hit(1)
     assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
     assert result.metrics["refusal/names_i2t/answer/aurc"] == pytest.approx(risk_coverage(answer, wrong).aurc)
-    assert result.metrics["refusal/names_i2t/answer/ece"] == pytest.approx(
-        reliability((-answer).exp(), (~wrong).numpy()).ece
-    )
+    right = (~wrong).numpy()
+    assert result.metrics["refusal/names_i2t/answer/ece"] == pytest.approx(reliability((-answer).exp(), right).ece)
     assert result.metrics["undoubted/names_i2t/answer/ece"] == pytest.approx(reliability(own, ~wrong).ece)
-    assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(
-        risk_coverage(result.novelty["first"], wrong).aurc
-    )
+    first = risk_coverage(result.novelty["first"], wrong).aurc
+    assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(first)
     chosen = score.pairwise(result.image, result.text).argmax(0)  # the drawing that each text finds
     nats = -(scale * result.text.mean @ result.image.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
     nats = nats + sum((1 + torch.from_numpy(x)[chosen].exp() / 10).log() for x in result.novelty.values())
@@ -215,11 +213,7 @@ def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
 @pytest.fixture
 def never_embeds(monkeypatch):
     """Nothing may be embedded: what is wrong was known before."""
-
-    def embed(*args, **kwargs):
-        raise AssertionError("it embeds")
-
-    monkeypatch.setattr("prolip.fitting.collect.embed_images", embed)
+    monkeypatch.setattr("prolip.fitting.collect.embed_images", lambda *args, **options: pytest.fail("it embeds"))
 
 
 def refused(capsys, *words) -> str:
@@ -239,10 +233,10 @@ def as_csv(path: Path, rows: list[tuple[Path, str]]) -> Path:
 def pictures(tmp_path_factory) -> list[Path]:
     """Thirty drawings as files."""
     folder = tmp_path_factory.mktemp("pictures")
-    drawings = emoji.read([UNSEEN]).drawings[:30]
-    for row, drawing in enumerate(drawings):
-        drawing.image().convert("RGB").save(folder / f"{row}.png")
-    return [folder / f"{row}.png" for row in range(30)]
+    paths = [folder / f"{row}.png" for row in range(30)]
+    for path, drawing in zip(paths, emoji.read([UNSEEN]).drawings):
+        drawing.image().convert("RGB").save(path)
+    return paths
 
 
 def test_fewer_than_thirty_pairs_are_refused_before_they_are_embedded(pair, pictures, tmp_path, capsys, never_embeds):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
+from distributed_helpers import run_worlds
 from torchvision.transforms import Compose, Normalize
 
 from prolip.data.augment.shifts import changed
@@ -27,7 +28,7 @@ from prolip.ranks import everywhere
 from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
-
+SHARES = [KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]
 ZERO = torch.zeros(1, 1, dtype=torch.int64)
 
 
@@ -55,7 +56,7 @@ def pairs_of(*shares: list[str]):
 def test_ranks_bring_what_one_process_brings(monkeypatch, most):
     monkeypatch.setattr(collect, "SAMPLE", most)
     one = pairs_of(KEYS)
-    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+    for shares in SHARES:
         other = pairs_of(*shares)
         for name, x in one.tensors().items():
             assert torch.equal(x, other.tensors()[name]), name
@@ -90,18 +91,13 @@ def test_ranks_change_the_pictures_that_one_process_changes(most):
     one = changed_by([KEYS], most)
     wanted = sorted(sorted(KEYS, key=lambda key: (checksum(key), key))[:most])
     assert [one.keys[row] for row in one.changed_of] == wanted and ("changed" in one.image) is (most > 0)
-    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+    for shares in SHARES:
         other = changed_by(shares, most)
         assert torch.equal(one.changed_of, other.changed_of)
         assert all(torch.equal(x, other.image[name]) for name, x in one.image.items())
     for row, key in enumerate(wanted):
-        pixels = PREPROCESS(
-            changed(
-                picture(key).pixels.half().float() * torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
-                + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1),
-                checksum(key),
-            )
-        )
+        mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
+        pixels = PREPROCESS(changed(picture(key).pixels.half().float() * std + mean, checksum(key)))
         torch.testing.assert_close(one.image["changed"][row], look(pixels)["mean"], rtol=1e-4, atol=1e-4)
 
 
@@ -148,15 +144,20 @@ def pool_of(keys: list[str]) -> tuple[UnpairedEmbeddings, dict]:
     return pool, dict(enumerate([*image, *text]))
 
 
-def pool_rank(rank: int, shares: list[list[str]]) -> tuple:
-    return pool_of(shares[rank])
+def pool_rank(rank: int) -> tuple:
+    return pool_of(next(shares for shares in SHARES if len(shares) == dist.get_world_size())[rank])
 
 
-@pytest.mark.parametrize("shares", [[KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]], ids=len)
-def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(shares):
+@pytest.fixture(scope="module")
+def worlds() -> dict[int, list]:
+    return run_worlds([2, 4], pool_rank)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=len)
+def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(worlds, shares):
     pool, one = pool_of(KEYS)
     assert sorted(pool.keys) == KEYS and len(pool.text_ids) == 8
-    found = run_ranks(len(shares), pool_rank, shares)
+    found = worlds[len(shares)]
     assert [len(own.keys) for own, _ in found] == [len(keys) for keys in shares]
     assert sum(len(own.text_ids) for own, _ in found) == 8
     for own, everyone in found:

@@ -93,13 +93,10 @@ def test_losses_run_in_float32_on_low_precision_inputs_under_autocast(dtype):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = loss(low)
             still = loss(high)
-        assert got.dtype == torch.float32
-        assert torch.equal(got, want)
-        assert torch.equal(still, want)
+        assert got.dtype == torch.float32 and torch.equal(got, want) and torch.equal(still, want)
         wanted = torch.autograd.grad(want, high[0].log_var)[0]
         found = torch.autograd.grad(got, low[0].log_var)[0]
-        assert found.dtype == dtype
-        assert torch.equal(found, wanted.to(dtype))
+        assert found.dtype == dtype and torch.equal(found, wanted.to(dtype))
 
 
 @pytest.mark.parametrize("log_var", [-40.0, 0.0, 10.0])
@@ -112,9 +109,8 @@ def test_ppcl_is_finite_and_right_at_extreme_variances(log_var, scale):
     a, b = scalars(torch.float32, scale, -10.0)
     loss = ppcl(image, text, a, b)
     grads = torch.autograd.grad(loss, leaves_of(image, text, a, b))
-    exact = [Gaussian(*(x.detach().double().requires_grad_() for x in z)) for z in (image, text)] + [
-        *scalars(DOUBLE, scale, -10.0)
-    ]
+    exact = [Gaussian(*(x.detach().double().requires_grad_() for x in z)) for z in (image, text)]
+    exact += scalars(DOUBLE, scale, -10.0)
     want = brute_ppcl(*exact)
     torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=0)
     for got, wanted in zip(grads, torch.autograd.grad(want, leaves_of(*exact))):

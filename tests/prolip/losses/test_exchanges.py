@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed_helpers import run_ranks
-from torch import Tensor, nn
+from loss_cases import gaussian, scalars, some_matches
+from torch import Tensor
 
 from prolip.gaussian import Gaussian, concatenate
 from prolip.losses import Matches, ppcl, ppcl_over_ranks
@@ -23,29 +24,10 @@ EXCHANGES = ("ring", "gather")
 CASES = list(product(GROUPS, TOLERANCE, (False, True), EXCHANGES))
 
 
-def batch(member: int, dtype: torch.dtype) -> tuple[Gaussian, Gaussian]:
-    """Images and texts of the member-th rank of a group, leaves that want gradients."""
-    generator = torch.Generator().manual_seed(member)
-
-    def gaussian() -> Gaussian:
-        mean = torch.randn(BATCH, DIM, generator=generator, dtype=torch.float64)
-        log_var = torch.randn(BATCH, DIM, generator=generator, dtype=torch.float64) - 2
-        mean = nn.functional.normalize(mean, dim=-1)
-        return Gaussian(mean.to(dtype).requires_grad_(), log_var.to(dtype).requires_grad_())
-
-    return gaussian(), gaussian()
-
-
-def matches(member: int, width: int = 3) -> Matches:
-    """Ids drawn from few, so that texts of other ranks match too; -1 among both."""
-    generator = torch.Generator().manual_seed(100 + member)
-    return Matches(
-        torch.randint(-1, 12, (BATCH, width), generator=generator), torch.randint(-1, 12, (BATCH,), generator=generator)
-    )
-
-
-def scalars(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.tensor(SCALE, dtype=dtype, requires_grad=True), torch.tensor(BIAS, dtype=dtype, requires_grad=True)
+def batch(member: int, dtype: torch.dtype) -> tuple[Gaussian, Gaussian, Tensor, Tensor, Matches]:
+    """Leaves of the member-th rank of a group, and ids drawn from few, so that texts of other ranks match too."""
+    image, text = (gaussian(BATCH, DIM, 2 * member + side, dtype) for side in (0, 1))
+    return image, text, *scalars(dtype, SCALE, BIAS), some_matches(BATCH, 100 + member, width=3)
 
 
 def gradients(loss: Tensor, image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor) -> dict[str, Tensor]:
@@ -55,9 +37,8 @@ def gradients(loss: Tensor, image: Gaussian, text: Gaussian, scale: Tensor, bias
 
 
 def ring_case(member: int, group, dtype: torch.dtype, labelled: bool, exchange: str) -> dict[str, Tensor]:
-    image, text = batch(member, dtype)
-    scale, bias = scalars(dtype)
-    labels = matches(member) if labelled else None
+    image, text, scale, bias, labels = batch(member, dtype)
+    labels = labels if labelled else None
     loss = ppcl_over_ranks(image, text, scale, bias, labels, group, block=2, exchange=exchange)
     found = gradients(loss, image, text, scale, bias)
     with torch.no_grad():
@@ -89,11 +70,10 @@ def found() -> list[dict]:
 
 def whole(size: int, dtype: torch.dtype, labelled: bool):
     """The same batch, scale, bias and labels in one process."""
-    parts = [batch(member, dtype) for member in range(size)]
-    image, text = (Gaussian(*(x.detach().requires_grad_() for x in concatenate(side))) for side in zip(*parts))
-    labels = [matches(member) for member in range(size)]
-    joined = Matches(torch.cat([x.image for x in labels]), torch.cat([x.text for x in labels])) if labelled else None
-    return image, text, *scalars(dtype), joined
+    images, texts, _, _, labels = zip(*(batch(member, dtype) for member in range(size)))
+    image, text = (Gaussian(*(x.detach().requires_grad_() for x in concatenate(side))) for side in (images, texts))
+    joined = Matches(*map(torch.cat, zip(*labels))) if labelled else None
+    return image, text, *scalars(dtype, SCALE, BIAS), joined
 
 
 def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:

@@ -53,15 +53,10 @@ class Case:
         return (images,), (texts,)
 
     def leaves(self) -> dict[str, Tensor]:
-        rows = {
-            "image.mean": self.image[0],
-            "image.log_var": self.image[1],
-            "text.mean": self.text[0],
-            "text.log_var": self.text[1],
-        }
-        return (
-            rows | {"scale": self.scale, "bias": self.bias, "width": self.width} | dict(self.network.named_parameters())
-        )
+        sides = {"image": self.image, "text": self.text}
+        rows = {f"{side}.{part}": x for side, z in sides.items() for part, x in z._asdict().items()}
+        scalars = {"scale": self.scale, "bias": self.bias, "width": self.width}
+        return rows | scalars | dict(self.network.named_parameters())
 
 
 def by_elk(p: Gaussian, q: Gaussian) -> Tensor:
@@ -79,20 +74,9 @@ def by_samples(width: Tensor, x: Side, y: Side) -> Tensor:
 
 
 def by_network(network: nn.Module, p: Gaussian, q: Gaussian) -> Tensor:
-    return network(
-        torch.cat(
-            [
-                x[i].expand(len(p.mean), len(q.mean), -1)
-                for x, i in (
-                    (p.mean, (slice(None), None)),
-                    (p.log_var, (slice(None), None)),
-                    (q.mean, (None,)),
-                    (q.log_var, (None,)),
-                )
-            ],
-            -1,
-        )
-    ).squeeze(-1)
+    rows, columns = (x[:, None] for x in p), (x[None] for x in q)
+    both = [x.expand(len(p.mean), len(q.mean), -1) for x in (*rows, *columns)]
+    return network(torch.cat(both, -1)).squeeze(-1)
 
 
 def score_of(name: str, case: Case) -> tuple[Callable, Side, Side, list[Tensor]]:
@@ -226,9 +210,8 @@ def compare(got: list[dict[str, Tensor]], want: dict[str, Tensor], tolerance: fl
 @pytest.mark.parametrize("name,kind", CASES)
 def test_ranks_match_one_process_without_tiles_in_value_and_every_gradient(found, world, name, kind):
     whole = Case(list(range(len(GROUPS[world]))))
-    compare(
-        [found[rank][world, name, kind] for rank in GROUPS[world]], with_gradients(direct(name, kind, whole), whole)
-    )
+    ranks = [found[rank][world, name, kind] for rank in GROUPS[world]]
+    compare(ranks, with_gradients(direct(name, kind, whole), whole))
 
 
 @pytest.mark.parametrize("world", GROUPS)
@@ -241,10 +224,8 @@ def test_the_transpose_over_ranks_holds_the_columns_of_the_whole_matrix(found, w
 @pytest.mark.parametrize("tile", [1, 2, 3, 100])
 def test_the_result_does_not_depend_on_the_tile(tile):
     case = Case([0, 1])
-    compare(
-        [with_gradients(tiled("network", "hinge", case, tile=tile), case)],
-        with_gradients(direct("network", "hinge", case), case),
-    )
+    got, want = tiled("network", "hinge", case, tile=tile), direct("network", "hinge", case)
+    compare([with_gradients(got, case)], with_gradients(want, case))
 
 
 @pytest.mark.parametrize("name", ["elk", "network"])
@@ -314,18 +295,16 @@ def test_a_tensor_that_would_be_left_without_its_gradient_is_refused(forgotten, 
 def test_what_does_not_fit_is_refused():
     z, longer = gaussian(3, 4, 0), gaussian(4, 4, 1)
     score, mean = measures.pairwise_csd_similarity, lambda similarity, positive: similarity.mean()
-    with pytest.raises(TypeError, match="images are a Tensor.*want a Gaussian or a tuple"):
-        tiled_loss_over_ranks(score, z.mean, z, mean)
-    with pytest.raises(ValueError, match="give a text for each image"):
-        tiled_loss_over_ranks(score, z, longer, mean)
-    with pytest.raises(ValueError, match="tile=0"):
-        tiled_loss_over_ranks(score, z, z, mean, tile=0)
-    with pytest.raises(ValueError, match=r"texts have shapes \(3, 4\), \(4, 4\)"):
-        tiled_loss_over_ranks(score, z, (z.mean, longer.mean), mean)
-    with pytest.raises(ValueError, match=r"the score of a tile is \(3, 1\), want \(3, 3\)"):
-        tiled_loss_over_ranks(lambda p, q: p.trace[:, None], z, z, mean)
-    with pytest.raises(ValueError, match=r"the loss is \(3,\), want one number"):
-        tiled_loss_over_ranks(score, z, z, lambda similarity, positive: similarity.mean(1))
+    for words, given, more in (
+        ("images are a Tensor.*want a Gaussian or a tuple", (score, z.mean, z, mean), {}),
+        ("give a text for each image", (score, z, longer, mean), {}),
+        ("tile=0", (score, z, z, mean), {"tile": 0}),
+        (r"texts have shapes \(3, 4\), \(4, 4\)", (score, z, (z.mean, longer.mean), mean), {}),
+        (r"a tile is \(3, 1\), want \(3, 3\)", (lambda p, q: p.trace[:, None], z, z, mean), {}),
+        (r"the loss is \(3,\), want one number", (score, z, z, lambda similarity, positive: similarity.mean(1)), {}),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            tiled_loss_over_ranks(*given, **more)
 
 
 def test_a_score_that_factors_holds_nothing_of_all_pairs_times_the_width():

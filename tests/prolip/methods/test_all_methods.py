@@ -57,14 +57,14 @@ class Products(TorchDispatchMode):
         return wrapped
 
 
-@pytest.fixture(params=["high"])
-def lowered(request) -> Iterator[None]:
+@pytest.fixture
+def lowered() -> Iterator[None]:
     """What training with --precision fp32 sets on CUDA, or a user."""
-    torch.set_float32_matmul_precision(request.param)
+    torch.set_float32_matmul_precision("high")
     yield
     now = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    assert now == request.param
+    assert now == "high"
 
 
 def gaussians(rows: int, seed: int) -> Gaussian:
@@ -111,13 +111,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     | {"pseudo_positives": "some"},
     "vacsr": {"kl_weight": -1.0, "recon_weight": math.nan, "sigma_weight": math.inf, "mixture_components": 0}
     | {"adapter_hidden": 0, "pair_tile": 0, "gumbel_temperature": 0.0, "component_noise": "none"},
-    "source-free": {
-        "pair_weight": "cosine",
-        "weight_mean": 0.0,
-        "weight_slope": math.inf,
-        "neighbours": 1,
-        "margin": 3.0,
-    },
+    "source-free": {"pair_weight": "cosine", "weight_mean": 0.0, "weight_slope": math.inf, "neighbours": 1}
+    | {"margin": 3.0},
     "vse": {"margin": 2.5, "sum_steps": -1},
     "triplet-sum": {"margin": -0.1},
     "likelihood": {"pair_loss": "hinge", "captions_per_image": 0, "bank": 3, "centres": -1},
@@ -163,21 +158,14 @@ def test_heads_losses_and_pair_products_of_every_objective_have_full_precision(m
     assert products.seen == {"highest"}
 
 
-@pytest.mark.parametrize("name", [*SCORES, *MEASURES])
-def test_every_score_ranks_in_full_precision(name, lowered):
-    score, image, text = find_score(name)(), gaussians(6, 1), gaussians(5, 2)
+@pytest.mark.parametrize("name", [*SCORES, *MEASURES, *(name for name, one in METHODS.items() if not one.adapts)])
+def test_every_score_and_that_of_every_method_rank_in_full_precision(name, lowered):
+    score = METHODS[name].score.of(make_objective(name).model) if name in METHODS else find_score(name)()
+    image, text = gaussians(6, 1), gaussians(5, 2)
     with Products() as products:
         score.pairwise(image, text)
         scores = PairScores.from_gaussians(image, text, score)
         assert scores.image_rows(slice(2, 4)).shape == (2, 5) and scores.text_rows(slice(0, 3)).shape == (3, 6)
-    assert products.seen <= {"highest"}
-
-
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.adapts])
-def test_the_score_of_every_method_ranks_in_full_precision(method, lowered):
-    score, image, text = METHODS[method].score.of(make_objective(method).model), gaussians(6, 1), gaussians(5, 2)
-    with Products() as products:
-        score.pairwise(image, text)
     assert products.seen <= {"highest"}  # samples are compared without products
 
 
@@ -193,13 +181,13 @@ class Noting(Draws):
         self.uses.append((stream, step))
         return super().key(stream, step)
 
-    def uniform(self, stream: Stream, step: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    def uniform(self, stream: Stream, step: int, rows: torch.Tensor, *columns: int) -> torch.Tensor:
         self.places.append(rows.tolist())
-        return super().uniform(stream, step, rows, columns)
+        return super().uniform(stream, step, rows, *columns)
 
-    def normal(self, stream: Stream, step: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    def normal(self, stream: Stream, step: int, rows: torch.Tensor, *columns: int) -> torch.Tensor:
         self.places.append(rows.tolist())
-        return super().normal(stream, step, rows, columns)
+        return super().normal(stream, step, rows, *columns)
 
 
 @pytest.mark.parametrize("method", METHODS)

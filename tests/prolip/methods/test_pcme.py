@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import shlex
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from commands import evaluate_corpus
-from method_checks import assert_close, gradients
+from method_checks import assert_is_formula, captioned, trained
 
 import prolip
-from drawings import SHARDS, UNSEEN
+from drawings import UNSEEN
 from prolip.gaussian import Gaussian
 from prolip.methods import score_of
-from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import Context
 from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
-from training.main import main
 
 DOUBLE = torch.float64
 SAMPLES = 3
@@ -38,17 +36,9 @@ def make_objective(settings: dict | None = None, rank: int = 0, world_size: int 
 
 
 def make_batch(rows: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(1)
-    place = torch.arange(rows)
-    text = torch.randint(1, 1000, (rows, 12), generator=g)
-    text[:, 8:] = 0
+    g = torch.Generator().manual_seed(2)
     noise = {f"noise_{side}": torch.randn(rows, SAMPLES, 32, generator=g) for side in ("image", "text")}
-    return noise | {
-        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE),
-        "text": text,
-        "caption_id": place,
-        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
-    }
+    return noise | captioned(rows)
 
 
 def by_hand(objective: PCMEObjective, batch: dict) -> torch.Tensor:
@@ -74,12 +64,7 @@ def by_hand(objective: PCMEObjective, batch: dict) -> torch.Tensor:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_loss_and_its_gradients_are_those_of_exhaustive_pairs(settings):
-    batch, objective, other = make_batch(6), make_objective(settings), make_objective(settings)
-    terms = accumulate_backward(objective, batch)
-    loss = by_hand(other, batch)
-    loss.backward()
-    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
-    assert_close(gradients(objective), gradients(other), 1e-6)
+    terms, _ = assert_is_formula(partial(make_objective, settings), make_batch(6), by_hand)
     start = settings.get("match_start", 15.0)
     assert terms["scale"].item() == pytest.approx(start) and terms["bias"].item() == pytest.approx(start)
 
@@ -111,21 +96,15 @@ def released_sums(objective: PCMEObjective, batch: dict, vib_beta: float, unifor
 def test_the_loss_is_released_sums_over_2_b_with_the_weights_of_the_notes(vib_beta, uniform_lambda, mean_kl, samples):
     rows, dim = 6, 32
     kl = vib_beta / (2 * rows) if mean_kl else vib_beta * dim / 2
-    own = {
-        "match_samples": samples,
-        "match_start": 5.0,
-        "known_matches": False,
-        "kl_weight": kl,
-        "uniformity_weight": uniform_lambda / (2 * rows),
-    }
-    batch, objective, other = make_batch(rows), make_objective(own), make_objective(own)
+    own = {"match_samples": samples, "match_start": 5.0, "known_matches": False, "kl_weight": kl}
+    own |= {"uniformity_weight": uniform_lambda / (2 * rows)}
+    batch = make_batch(rows)
     batch |= {f"noise_{side}": batch[f"noise_{side}"][:, :samples] for side in ("image", "text")}
-    terms = accumulate_backward(objective, batch)
-    loss = released_sums(other, batch, vib_beta, uniform_lambda, mean_kl) / (2 * rows)
-    loss.backward()
-    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
-    assert_close(gradients(objective), gradients(other), 1e-6)
-    notes = objective.notes(rows)
+
+    def formula(objective: PCMEObjective, batch: dict) -> torch.Tensor:
+        return released_sums(objective, batch, vib_beta, uniform_lambda, mean_kl) / (2 * rows)
+
+    notes = assert_is_formula(partial(make_objective, own), batch, formula)[1].notes(rows)
     assert (f" {vib_beta:.3g} of PCME++'s rerun" if mean_kl else f"vib_beta {vib_beta:.3g} of PCME's") in notes[0]
     assert notes[1].startswith("--match-start 5: 2.5 of PCME's released code") and len(notes) == 2 + (samples == 1)
     assert not uniform_lambda or f"uniform_lambda {uniform_lambda:.3g} of" in notes[2]
@@ -178,22 +157,14 @@ def test_the_score_is_the_match_probability_with_what_was_trained_and_geometric_
 
 
 def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path, capsys):
-    words = [
-        *shlex.split("--method pcme --match-samples 4 --model ProLIP-ViT-test --train-data"),
-        SHARDS,
-        *shlex.split("--caption-sampling name:2,keywords,group --batch-size 16 --max-steps 6 --warmup 2"),
-        *shlex.split(f"--workers 0 --precision fp32 --output {tmp_path} --name run"),
-    ]
-    assert main(words) == 0
+    model = trained(tmp_path, "--method pcme --match-samples 4")
     said = capsys.readouterr().out
     assert "  note       --kl-weight 0.0001: vib_beta 6.25e-06 of PCME's" in said and "0.0032 of PCME++'s rerun" in said
-    model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert result.similarity == "pcme" and "trace/group" in result.metrics
-    for measure in ("elk", "match_probability"):
-        other = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", measure])
-        if measure == "match_probability":  # with the trained a and b, so the same
-            assert other.similarity == "pcme"
-            assert other.metrics["names/i2t/mAP@R"] == result.metrics["names/i2t/mAP@R"]
-        else:
-            assert other.similarity == measure and other.metrics["names/i2t/median_rank"] >= 1
+    elk, same = (
+        evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", measure])
+        for measure in ("elk", "match_probability")  # the latter with the trained a and b
+    )
+    assert same.similarity == "pcme" and same.metrics["names/i2t/mAP@R"] == result.metrics["names/i2t/mAP@R"]
+    assert elk.similarity == "elk" and elk.metrics["names/i2t/median_rank"] >= 1

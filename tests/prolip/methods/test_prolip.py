@@ -180,8 +180,7 @@ def test_inclusion_in_masked_views_moves_both_sides():
 
 
 def test_a_term_without_weight_brings_no_gradient_even_where_it_is_infinite():
-    objective = make_objective(alpha1=0.0, alpha2=0.0, beta=0.0)
-    batch = make_batch(4)
+    objective, batch = make_objective(alpha1=0.0, alpha2=0.0, beta=0.0), make_batch(4)
     reps = objective.embed(batch)
     reps["image_log_var"] = torch.full_like(reps["image_log_var"], -1e4).requires_grad_()
     reps["text_log_var"] = torch.full_like(reps["text_log_var"], float("-inf")).requires_grad_()

@@ -59,43 +59,22 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     assert in_training["names/i2t/mAP@R"] == by_command.metrics["names/i2t/mAP@R"]
 
     command_line(["data", "emoji", *DRAWINGS, "--output", str(tmp_path / "wds_pairs")])
-    (task,) = evaluate(
-        [
-            "--model",
-            model,
-            *shlex.split(f"--data wds:{tmp_path}/wds_pairs --uncertainty --save-features"),
-            str(tmp_path / "kept"),
-        ]
-    )
+    words = f"--model {model} --data wds:{tmp_path}/wds_pairs --uncertainty --save-features {tmp_path}/kept"
+    (task,) = evaluate(words.split())
     assert task.info["similarity"] == "near" and "refusal/i2t/image/aurc" in task.metrics
     (kept,) = evaluate(["--features", str(tmp_path / "kept"), "--uncertainty"])
     assert kept.metrics == pytest.approx(task.metrics, rel=1e-12, nan_ok=True)  # scored and read off without the model
 
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", *DRAWINGS, *words]) == 0
-    datacomp(
-        [
-            "--model",
-            model,
-            "--data",
-            str(tmp_path / "data"),
-            *shlex.split("--tasks cars --device cpu --output"),
-            str(tmp_path / "out"),
-        ]
-    )
+    datacomp(f"--model {model} --data {tmp_path}/data --tasks cars --device cpu --output {tmp_path}/out".split())
     (line,) = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == by_command.metrics["zero_shot/subgroup/top1"]
 
-    clip_benchmark(
-        [
-            "eval",
-            "--model",
-            model,
-            *shlex.split("--dataset wds/pairs --output"),
-            str(tmp_path / "clip.json"),
-            *shlex.split(f"--dataset_root {tmp_path}/wds_{{dataset_cleaned}} --num_workers 0"),
-        ]
+    words = (
+        f"eval --model {model} --dataset wds/pairs --dataset_root {tmp_path}/wds_{{dataset_cleaned}} --num_workers 0"
     )
+    clip_benchmark([*words.split(), "--output", tmp_path / "clip.json"])
     theirs = json.loads((tmp_path / "clip.json").read_text())
     assert theirs["similarity"] == "near"
     assert theirs["metrics"]["image_retrieval_recall@5"] == pytest.approx(task.metrics["own/t2i/R@5"])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_helpers import run_ranks
-from method_checks import assert_close, gradients
+from distributed_helpers import run_worlds
+from method_checks import assert_is_formula
 
 import prolip
 import prolip.ranks
 from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
-from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import Context
 from prolip.methods.source_free import (
     Neighbours,
@@ -74,18 +75,13 @@ def make_objective(
 def share_of(pool: UnpairedEmbeddings, rank: int, ranks: int) -> UnpairedEmbeddings:
     """What a rank may have of a pool: not its rows in a run, and of few texts none."""
     images, texts = (torch.arange(n)[rank::ranks] for n in (len(pool.keys), len(pool.text_ids)))
-    z = [Gaussian(*(x[rows] for x in side)) for side, rows in ((pool.image, images), (pool.text, texts))]
-    nats = [
-        {name: x[rows] for name, x in side.items()}
-        for side, rows in ((pool.image_novelty, images), (pool.text_novelty, texts))
-    ]
     return UnpairedEmbeddings(
         keys=[pool.keys[row] for row in images],
-        image=z[0],
-        text=z[1],
+        image=pool.image.select(images),
+        text=pool.text.select(texts),
         text_ids=pool.text_ids[texts],
-        image_novelty=nats[0],
-        text_novelty=nats[1],
+        image_novelty={name: x[images] for name, x in pool.image_novelty.items()},
+        text_novelty={name: x[texts] for name, x in pool.text_novelty.items()},
         image_rows=images,
         text_rows=texts,
     )
@@ -178,17 +174,12 @@ def test_pairs_are_the_nearest_both_ways_once_and_weights_belong_to_their_querie
 def test_weights_fall_with_what_the_model_says_of_its_answers():
     pool, score = make_pool(), SCORES["csd"]
     p = (score.scaled(score.pairwise(pool.image, pool.text))).softmax(1).amax(1)  # of all 20 texts
-    config = SourceFreeConfig(pair_weight="probability", weight_slope=0.7)
-    found = pseudo_pairs(score, pool, config)
-    u = -p.double().log()
-    expected = torch.exp(-0.7 * u / u.std(correction=0))
-    of_image = torch.zeros(30).double().scatter(0, found[0], found[2][:, 0].double())
-    torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
-    novel = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="novelty", weight_slope=0.7))
-    u = u + torch.log1p(pool.image_novelty["first"].double().exp() / 10)
-    expected = torch.exp(-0.7 * u / u.std(correction=0))
-    of_image = torch.zeros(30).double().scatter(0, novel[0], novel[2][:, 0].double())
-    torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
+    novelty = torch.log1p(pool.image_novelty["first"].double().exp() / 10)
+    for weight, u in {"probability": -p.double().log(), "novelty": novelty - p.double().log()}.items():
+        found = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight=weight, weight_slope=0.7))
+        expected = torch.exp(-0.7 * u / u.std(correction=0))
+        of_image = torch.zeros(30).double().scatter(0, found[0], found[2][:, 0].double())
+        torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
     traces = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="trace"))
     least = pool.image.trace.argmin()
     assert traces[2][traces[0] == least, 0].amax() == traces[2][:, 0].amax()
@@ -205,9 +196,8 @@ def test_weights_fall_with_what_the_model_says_of_its_answers():
 def test_what_a_model_cannot_say_is_refused(weight, score, message):
     pool = make_pool(novelty=False)
     constant = Gaussian(pool.image.mean, torch.full_like(pool.image.mean, -1.0))
-    pool = UnpairedEmbeddings(**(vars(pool) | {"image": constant}))
     with pytest.raises(ValueError, match=message):
-        pseudo_pairs(score, pool, SourceFreeConfig(pair_weight=weight))
+        pseudo_pairs(score, replace(pool, image=constant), SourceFreeConfig(pair_weight=weight))
 
 
 def test_a_pool_whose_keys_are_not_each_its_own_is_refused():
@@ -222,9 +212,9 @@ def tied_pool() -> UnpairedEmbeddings:
     return replace(make_pool(30, 30), image=z, text=z)
 
 
-def look_rank(rank: int, world_size: int) -> list[dict]:
+def look_rank(rank: int) -> list[dict]:
     """What each rank has in memory of several pools, looked at in blocks that end within the ranks' shares."""
-    prolip.ranks.BLOCK = 4
+    prolip.ranks.BLOCK, world_size = 4, dist.get_world_size()
     looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
     return [
         make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).pool_state
@@ -232,12 +222,10 @@ def look_rank(rank: int, world_size: int) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
-def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds(monkeypatch, world_size):
+def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds():
     """Of three texts a rank of four has none."""
-    monkeypatch.setattr("prolip.ranks.BLOCK", 4)
-    one = look_rank(0, 1)
-    for found in run_ranks(world_size, look_rank, world_size):
+    (one,), *several = run_worlds([1, 2, 3, 4], look_rank).values()
+    for found in sum(several, []):
         for other, memory in zip(found, one):
             assert other.keys() == memory.keys()
             for name, x in memory.items():
@@ -314,10 +302,5 @@ def by_hand(objective: SourceFreeObjective, batch: dict) -> torch.Tensor:
 
 @pytest.mark.parametrize("margin", [0.2, 0.02])
 def test_the_loss_and_its_gradients_are_equation_3(margin):
-    objective, other = make_objective({"margin": margin}), make_objective({"margin": margin})
-    batch = objective.prepare(make_batch(9), 0)
-    terms = accumulate_backward(objective, batch)
-    loss = by_hand(other, batch)
-    loss.backward()
-    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
-    assert_close(gradients(objective), gradients(other), 1e-6)
+    make = partial(make_objective, {"margin": margin})
+    assert_is_formula(make, make().prepare(make_batch(9), 0), by_hand)

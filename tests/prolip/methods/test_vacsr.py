@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from commands import evaluate_corpus
-from method_checks import assert_close, gradients
+from method_checks import assert_is_formula, captioned, trained
 from torch import distributions
 
 import prolip
-from drawings import SHARDS, UNSEEN
+from drawings import UNSEEN
 from prolip.embedder import choose_score
 from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
-from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import Context
 from prolip.methods.vacsr import (
     PairNetwork,
@@ -31,7 +30,6 @@ from prolip.methods.vacsr import (
     variance_loss,
 )
 from prolip.random import pair_noise
-from training.main import main
 
 DOUBLE = torch.float64
 SETTINGS = {
@@ -52,17 +50,7 @@ def make_objective(settings: dict | None = None, rank: int = 0, world_size: int 
 
 
 def make_batch(rows: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(1)
-    place = torch.arange(rows)
-    text = torch.randint(1, 1000, (rows, 12), generator=g)
-    text[:, 8:] = 0
-    return {
-        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE),
-        "text": text,
-        "caption_id": place,
-        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
-        "pair_seed": 5,
-    }
+    return captioned(rows) | {"pair_seed": 5}
 
 
 def make_adapter(components: int = 2, dim: int = 6, hidden: int = 10, seed: int = 0) -> SimilarityAdapter:
@@ -129,12 +117,7 @@ def by_hand(objective: VACSRObjective, batch: dict) -> torch.Tensor:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_loss_and_its_gradients_are_those_of_loops_over_all_pairs(settings):
-    batch, objective, other = make_batch(7), make_objective(settings), make_objective(settings)
-    terms = accumulate_backward(objective, batch)
-    loss = by_hand(other, batch)
-    loss.backward()
-    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
-    assert_close(gradients(objective), gradients(other), 1e-6)
+    terms, _ = assert_is_formula(partial(make_objective, settings), make_batch(7), by_hand)
     assert 0 < terms["sigma"] < math.inf
 
 
@@ -314,14 +297,7 @@ def test_settings_of_a_score_are_asked_for_by_name():
 
 
 def test_a_run_trains_saves_and_is_ranked_by_its_adapter_whole_and_by_a_shortlist(tmp_path):
-    words = [
-        *shlex.split("--method vacsr --adapter-hidden 24 --model ProLIP-ViT-test --train-data"),
-        SHARDS,
-        *shlex.split("--caption-sampling name:2,keywords,group --batch-size 16 --max-steps 6 --warmup 2"),
-        *shlex.split(f"--workers 0 --precision fp32 --output {tmp_path} --name run"),
-    ]
-    assert main(words) == 0
-    model = f"local-dir:{tmp_path}/run/model"
+    model = trained(tmp_path, "--method vacsr --adapter-hidden 24")
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert result.similarity == "vacsr" and not result.probabilistic
     assert 0 <= result.metrics["refusal/names_i2t/pair/aurc"] <= 1  # latent sigma of each drawing with its first name

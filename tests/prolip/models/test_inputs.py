@@ -89,19 +89,12 @@ def unusual(rng, z):
     return Gaussian(*(rng.choice(FORMS)(x) for x in z))
 
 
-def functions_of_two():
-    """Everything that takes two Gaussians, by name."""
-    functions = {name: getattr(measures, name) for name in (*PAIRED, *PAIRWISE)}
-    functions |= {f"MEASURES[{name}]": measure.pairwise_scores for name, measure in measures.MEASURES.items()}
-    return functions | {
-        "ppcl": lambda p, q: ppcl(p, q, 10.0, -10.0),
-        "ppcl_over_ranks": lambda p, q: ppcl_over_ranks(p, q, 10.0, -10.0),
-        "inclusion_loss": inclusion_loss,
-        **{name: partial(getattr(measures, name), scale=2.0, bias=1.0) for name in RANDOM},
-    }
-
-
-TWO = functions_of_two()
+#: Everything that takes two Gaussians, by name.
+TWO = {name: getattr(measures, name) for name in (*PAIRED, *PAIRWISE)}
+TWO |= {f"MEASURES[{name}]": measure.pairwise_scores for name, measure in measures.MEASURES.items()}
+TWO |= {one.__name__: partial(one, scale=10.0, bias=-10.0) for one in (ppcl, ppcl_over_ranks)}
+TWO |= {"inclusion_loss": inclusion_loss}
+TWO |= {name: partial(getattr(measures, name), scale=2.0, bias=1.0) for name in RANDOM}
 ONE = {"vib": vib, "mixture": lambda z: torch.cat(mixture(z)), "concatenate": lambda z: torch.cat(concatenate([z]))}
 
 

@@ -97,10 +97,8 @@ def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(mode
 def test_uncertainty_parameters_are_the_unc_tokens_and_heads(model):
     ours = {id(parameter) for parameter in model.uncertainty_parameters()}
     heads = ("visual.uncertainty_proj", "text.text_uncertainty_projection")
-    wanted = {f"{head}.{part}" for head in heads for part in ("weight", "bias")} | {
-        "visual.unc_embedding",
-        "text.unc_emb",
-    }
+    wanted = {f"{head}.{part}" for head in heads for part in ("weight", "bias")}
+    wanted |= {"visual.unc_embedding", "text.unc_emb"}
     assert {name for name, parameter in model.named_parameters() if id(parameter) in ours} == wanted
     assert len(model.uncertainty_parameters()) == 6
 

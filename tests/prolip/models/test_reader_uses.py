@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sys
-import tarfile
 from pathlib import Path
 
+import miniatures as mini
 import numpy as np
 import pytest
 import torch
+from clip_benchmark_runs import evaluate as benchmark
+from commands import evaluate, run
+from explored import make_app
 from PIL import Image
 from small_towers import NAMES, inputs, small_config, small_folder, small_towers
+from tiny_tars import write_tar
 
 import prolip
 from prolip import export
@@ -25,11 +28,6 @@ from prolip.methods.base import Context
 from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.diagnose import READERS
 from prolip.uncertainty.token_stats import encode_with_stats
-
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("explorer",)]
-import miniatures as mini  # noqa: E402
-from commands import evaluate, run  # noqa: E402
-from explored import make_app  # noqa: E402
 
 #: One of every kind that differs in its uses: timm's tower, a pyramid; transformers' text, a decoder, native towers.
 SLOW = ("xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16")
@@ -82,26 +80,17 @@ def sets(tmp_path_factory):
     for seed, name in enumerate(("single", "other")):
         mini.wds_classification(root / name, mini.CLASSES[:6], seed=seed)
     mini.wds_retrieval(root / "pairs", images=36)
-    with tarfile.open(root / "flat.tar", "w") as tar:
-        for i in range(12):
-            record = {
-                "hexcode": str(i),
-                "name": f"red thing {WORDS[i]}",
-                "subgroup": f"sub {WORDS[i % 4]}",
-                "keywords": [f"blue {WORDS[i % 3]}", "some more words"],
-                "group": f"group {WORDS[i % 2]}",
-                "style": "flat",
-            }
-            for suffix, data in (("png", mini.picture(i)), ("json", json.dumps(record).encode())):
-                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    samples = []
+    for i in range(12):
+        record = {"hexcode": str(i), "name": f"red thing {WORDS[i]}", "style": "flat"}
+        record |= {"group": f"group {WORDS[i % 2]}", "subgroup": f"sub {WORDS[i % 4]}"}
+        record |= {"keywords": [f"blue {WORDS[i % 3]}", "some more words"]}
+        samples.append((f"flat-{i}", {"png": mini.picture(i), "json": json.dumps(record).encode()}))
+    write_tar(root / "flat.tar", samples)
     return root
 
 
 def test_tasks_and_clip_benchmark_agree(model, sets, tmp_path, monkeypatch):
-    from clip_benchmark_runs import evaluate as benchmark
-
     monkeypatch.chdir(tmp_path)
     found = evaluate(["--model", model, "--data", sets / "single", "--data", sets / "pairs"])
     assert len(found) == 2
@@ -116,8 +105,7 @@ def test_an_index_is_built_and_answers(model, sets, tmp_path, capsys):
     run("search", "query", place, "--text", "red car", "--top", "2")
     said = capsys.readouterr().out
     assert said.count("flat-") == 2 and "trace" in said
-    app = make_app([str(place)])
-    assert app is not None
+    assert make_app([str(place)]) is not None
 
 
 def test_data_are_scored_and_selected(model, sets, tmp_path):
@@ -156,14 +144,10 @@ def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path,
     run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", *sizes)
     assert "no novelty" not in capsys.readouterr().out
     before, after = Embedder.load(model), Embedder.load(f"local-dir:{tmp_path}/fitted")
-    pixels, ids = (
-        torch.stack([before.preprocess(Image.open(io.BytesIO(mini.picture(1))))]),
-        before.tokenizer(["red car"]),
-    )
-    assert torch.equal(before.encode_image(pixels).mean, after.encode_image(pixels).mean)
-    assert torch.equal(before.encode_text(ids).mean, after.encode_text(ids).mean)
-    for batch, side in ((pixels, "image"), (ids, "text")):
-        assert {"mean", "first"} == after.encode(batch, side).novelty.keys()
+    pixels = before.preprocess(Image.open(io.BytesIO(mini.picture(1))))[None]
+    for batch, side in ((pixels, "image"), (before.tokenizer(["red car"]), "text")):
+        old, new = (getattr(one, f"encode_{side}")(batch).mean for one in (before, after))
+        assert torch.equal(old, new) and {"mean", "first"} == after.encode(batch, side).novelty.keys()
     assert after.score.units is not None
 
 

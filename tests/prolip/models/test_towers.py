@@ -111,10 +111,13 @@ def keep_subsets(batch, patches, kept, seed=5):
     return torch.rand(batch, patches, generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :kept]
 
 
-def test_dropping_before_the_projection_equals_embedding_all_and_selecting():
-    tower, x = vision().double(), images().double()
+@pytest.mark.parametrize("size", [16, 18])
+def test_dropping_before_the_projection_equals_embedding_all_and_selecting(size):
+    """Also of images that are no whole number of patches: SO400M's 384 pixels leave 6 over."""
+    tower, x = vision(image_size=size).double(), images(size=size).double()
     keep = keep_subsets(3, tower.num_patches, 5)
     every = tower._embeds(x)
+    assert every.shape[1] == 2 + 16
     chosen = torch.cat([every[:, :2], every[torch.arange(3)[:, None], keep + 2]], dim=1)
     torch.testing.assert_close(tower._embeds(x, keep), chosen)
     whole = tower.pooled(tower.transformer(chosen)) @ tower.proj
@@ -132,16 +135,6 @@ def test_each_image_has_its_own_subset_and_keeping_all_in_order_changes_nothing(
     torch.testing.assert_close(tower(x, every).mean, tower(x).mean)
 
 
-def test_dropping_works_for_images_that_are_no_whole_number_of_patches():
-    """The published SO400M models see 384 pixels in patches of 14; the last 6 of them belong to no patch."""
-    tower, x = vision(image_size=18).double(), images(size=18).double()
-    keep = keep_subsets(3, tower.num_patches, 5)
-    every = tower._embeds(x)
-    assert every.shape[1] == 2 + 16
-    chosen = torch.cat([every[:, :2], every[torch.arange(3)[:, None], keep + 2]], dim=1)
-    torch.testing.assert_close(tower._embeds(x, keep), chosen)
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -149,9 +142,12 @@ def test_dropping_works_for_images_that_are_no_whole_number_of_patches():
         ({"image_size": (16, 0)}, "image_size .16, 0. is below the patch_size 4"),
         ({"image_size": 18, "conv_stem": True}, "a stem cuts image_size 18 into square patches, and patch_size is 4"),
         ({"patch_size": (4, 8), "conv_stem": True}, r"into square patches, and patch_size is \(4, 8\)"),
+        ({"patch_dropout": 0.5}, "patch_dropout does not go with .*keep="),
+        ({"attentional_pool": True}, "attentional_pool"),
+        ({"pool_type": "none"}, "choose tok"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused_before_anything_is_built(changes, message):
+def test_a_grid_that_cannot_be_and_options_that_cannot_hold_unc_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         vision(**changes)
 
@@ -259,19 +255,6 @@ def test_locking_covers_the_uncertainty_branch(make, head):
     assert "positional_embedding" not in trained and not any("resblocks" in name for name in trained)
 
 
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        ({"patch_dropout": 0.5}, "patch_dropout does not go with .*keep="),
-        ({"attentional_pool": True}, "attentional_pool"),
-        ({"pool_type": "none"}, "choose tok"),
-    ],
-)
-def test_image_options_that_cannot_hold_unc_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        vision(**kwargs)
-
-
 def test_fixed_positions_stay_fixed():
     tower = vision(pos_embed_type="sin_cos_2d")
     assert not tower.positional_embedding.requires_grad
@@ -300,13 +283,13 @@ def test_openclips_hooks_have_the_signatures_that_are_overridden_here(owner, hoo
 
 
 def test_our_parameters_are_openclips_and_the_uncertainty_branch():
-    plain = set(VisionTransformer(**VISION).state_dict())
-    assert set(vision().state_dict()) - plain == {"unc_embedding", "uncertainty_proj.weight", "uncertainty_proj.bias"}
-    assert plain <= set(vision().state_dict())
-    plain = set(TextTransformer(**TEXT, embed_cls=True, no_causal_mask=True, pool_type="last").state_dict())
-    head = "text_uncertainty_projection"
-    assert set(text_tower().state_dict()) - plain == {"unc_emb", f"{head}.weight", f"{head}.bias"}
-    assert plain <= set(text_tower().state_dict())
+    text = TextTransformer(**TEXT, embed_cls=True, no_causal_mask=True, pool_type="last")
+    for ours, theirs, token, head in (
+        (vision(), VisionTransformer(**VISION), "unc_embedding", "uncertainty_proj"),
+        (text_tower(), text, "unc_emb", "text_uncertainty_projection"),
+    ):
+        own, plain = set(ours.state_dict()), set(theirs.state_dict())
+        assert own - plain == {token, f"{head}.weight", f"{head}.bias"} and plain <= own
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "a row's own"])

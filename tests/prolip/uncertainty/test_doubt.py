@@ -59,14 +59,7 @@ def test_its_numbers_make_it_again_and_those_of_a_later_version_are_refused():
 
 def test_weights_that_were_put_in_are_found_again():
     g = torch.Generator().manual_seed(0)
-    columns = torch.stack(
-        [
-            3 * torch.rand(3000, generator=g, dtype=torch.float64),
-            10 * torch.rand(3000, generator=g, dtype=torch.float64),
-            torch.randint(8, (3000,), generator=g).double(),
-        ],
-        1,
-    )
+    columns = torch.rand(3000, 3, generator=g, dtype=torch.float64) * torch.tensor([3, 10, 8])
     true = (-2 + 1.5 * columns[:, 0] - 0.3 * columns[:, 1]).sigmoid()
     logit, share = 3 * torch.randn(3000, 40, generator=g, dtype=torch.float64) - 2, torch.tensor(0.02).double()
     match = (torch.rand(3000, 40, generator=g) < with_doubt(logit.sigmoid(), true.unsqueeze(1), share)).double()
@@ -160,11 +153,8 @@ def test_a_score_keeps_its_doubt_and_one_without_is_as_before(model):
 
 @pytest.mark.parametrize("without", ["changed", "first", "readings"])
 def test_no_doubt_is_fitted_without_changes_novelty_or_readings(without):
-    pairs = likely_pairs()
-    if without == "changed":
-        pairs = replace(pairs, changed=None, changed_of=None)
-    if without == "first":
-        pairs = replace(pairs, image_first=None)
+    lost = {"changed": {"changed": None, "changed_of": None}, "first": {"image_first": None}}
+    pairs = replace(likely_pairs(), **lost.get(without, {}))
     fitted = fit_variances(pairs, bank=64, centres=64, novelty_centres=32, readings=0 if without == "readings" else 64)
     assert fitted.score.doubt is None and (fitted.readings is None) is (without == "readings")
     if without == "first":

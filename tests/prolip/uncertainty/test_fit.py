@@ -19,11 +19,7 @@ from prolip.uncertainty import fit, targets
 from prolip.uncertainty.fit import fit_text, fit_true_match, fit_variances
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
-from prolip.uncertainty.targets import (
-    choose_bank,
-    match_probabilities,
-    text_target,
-)
+from prolip.uncertainty.targets import choose_bank, match_probabilities, text_target
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +128,8 @@ def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> 
 @pytest.mark.parametrize("block", [1 << 20, 20])
 def test_what_a_text_leaves_open_is_that_of_a_loop_whatever_the_blocks(monkeypatch, block):
     monkeypatch.setattr(targets, "BLOCK", block)
-    again = weighted()
-    pairs = replace(
-        again,
-        **{
-            name: torch.cat([getattr(again, name), getattr(again, name)[:3]])
-            for name in ("image_of", "text_of", "weight")
-        },
-    )
+    again, twice = weighted(), torch.tensor([*range(12), 0, 1, 2])
+    pairs = replace(again, **{name: getattr(again, name)[twice] for name in ("image_of", "text_of", "weight")})
     nats, count = target_by_loop(pairs)
     found = text_target(pairs)
     np.testing.assert_allclose(found[0].numpy(), nats, rtol=1e-5)
@@ -248,16 +238,10 @@ def test_novelty_of_texts_takes_the_rows_whose_first_tokens_were_kept(world):
     assert all(torch.equal(x, y) for x, y in zip(found.buffers(), alone.buffers()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts", "words"),
-    [
-        ({}, {"vocabulary": 5}, "no text_ids"),
-        ({"text_ids": torch.full((30, 2), 9)}, {"vocabulary": 5}, "from 9 to 9, and the vocabulary has 5"),
-    ],
-)
-def test_tokens_that_are_not_there_are_asked_for(changes, parts, words):
-    with pytest.raises(ValueError, match=words):
-        fit.fit_text(replace(few(), **changes), Parts(dim=6, **parts), torch.ones(30, dtype=torch.float64))
+def test_tokens_that_are_not_there_are_asked_for():
+    for ids, words in ((None, "no text_ids"), (torch.full((30, 2), 9), "from 9 to 9, and the vocabulary has 5")):
+        with pytest.raises(ValueError, match=words):
+            fit_text(replace(few(), text_ids=ids), Parts(dim=6, vocabulary=5), torch.ones(30, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 5, 29])
@@ -294,14 +278,8 @@ def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
 def test_pairs_that_say_next_to_nothing_give_finite_numbers(image_of, text_of, images, texts, alike):
     image = points(1, 6).expand(images, 6).contiguous() if alike else points(images, 6)
     firsts = {"image_first": torch.full((images, 8), 0.1).half(), "text_first": torch.randn(texts, 8)}
-    pairs = Pairs(
-        image=image,
-        text=points(texts, 6, seed=1),
-        image_of=torch.tensor([*image_of]),
-        text_of=torch.tensor([*text_of]),
-        scale=10.0,
-        **firsts,
-    )
+    rows = {"image_of": torch.tensor([*image_of]), "text_of": torch.tensor([*text_of])}
+    pairs = Pairs(image=image, text=points(texts, 6, seed=1), scale=10.0, **rows, **firsts)
     fitted = fit_variances(pairs, bank=32, centres=8)
     assert fitted.novelty is None and abs(fitted.score.trace_weight) < 1e3
     for trace in (fitted.text.trace(points(9, 6, seed=2)), fitted.image.trace(points(9, 6, seed=3))):

@@ -112,9 +112,8 @@ def test_kmeans_finds_the_clusters():
 def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary():
     found = fit(inputs(1200)[0])
     own = inputs(400, seed=1)[0]
-    foreign = own._replace(
-        token_stats=torch.cat([own.token_stats[:, :6], own.token_stats[:, 6:] + 8 * draw(400, 6, seed=2)], 1)
-    )
+    noise = torch.cat([torch.zeros(400, 6), 8 * draw(400, 6, seed=2)], 1)
+    foreign = own._replace(token_stats=own.token_stats + noise)
     near, far = found(own), found(foreign)
     assert torch.equal(near["mean"], far["mean"])
     outlier = np.repeat([0, 1], 400)

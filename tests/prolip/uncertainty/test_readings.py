@@ -111,9 +111,7 @@ def test_readings_of_a_model_of_ours_are_kept_and_an_old_state_has_none(tmp_path
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
     dim = model.embed_dim
     pairs = likely_pairs(dim=dim, ids=True)
-    images = torch.randn(
-        2, 3, *([model.visual.image_size] * 2 if isinstance(model.visual.image_size, int) else model.visual.image_size)
-    )
+    images = torch.randn(2, 3, *model.image_size)
     with pytest.raises(ValueError, match="has no ambiguity of images: prolip uncertainty"):
         model.ambiguity(images)
     old = model.state_dict()
