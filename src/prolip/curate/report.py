@@ -75,6 +75,7 @@ def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
         axis.bar(middle, counts[1], width, bottom=counts[0], **look)
         axis.set_title(name)
         axis.set_ylabel("samples")
+        axis.locator_params(axis="x", nbins=4)  # more numbers of a narrow range would run into each other
     for axis in axes[len(names) :]:
         axis.set_visible(False)
     if names:

@@ -25,7 +25,7 @@ MEANINGS = {
     "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
     "own_first": "1 where the image scores highest with its own caption, of all in its batch",
     "image_uncertainty": "trace of the image, or the uncertainty of the model's method",
-    "text_uncertainty": "the same of the caption",
+    "text_uncertainty": "trace of the caption, or the uncertainty of the model's method",
     "image_bits": "bits that the image says about which caption is meant, of models with units",
     "image_doubt": "weight of the base rate in the match probability, larger for images unlike the training",
     "image_ambiguity": "ambiguity of the image in nats, of models that keep general texts",
