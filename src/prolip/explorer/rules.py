@@ -98,9 +98,10 @@ def describe(table: RuleTable) -> dict[str, Any]:
         values, summary = values[np.isfinite(values)], {"name": name, "meaning": MEANINGS.get(name, name)}
         if len(values):
             quantiles = np.quantile(values, np.linspace(0, 1, 101))
-            bars, _ = np.histogram(values, BARS, (quantiles[0], max(quantiles[-1], np.nextafter(quantiles[0], np.inf))))
+            low, high = quantiles[[0, -1]].tolist()
+            bars, _ = np.histogram(values, BARS, (low, high if high > low else low + 1))
             inner = [float(f"{x:.5g}") for x in quantiles[1:-1].tolist()]
-            rounded = [outward(float(quantiles[0]), -1), *inner, outward(float(quantiles[-1]), 1)]
+            rounded = [outward(low, -1), *inner, outward(high, 1)]
             found.append(summary | {"quantiles": rounded, "bars": bars.tolist()})
         else:
             found.append(summary | {"quantiles": [], "bars": []})
