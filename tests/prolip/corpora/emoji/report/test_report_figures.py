@@ -9,7 +9,7 @@ import torch
 from matplotlib.collections import LineCollection, PathCollection
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
-from prolip.corpora.emoji.report import figures, pca, runs, uncertainty
+from prolip.corpora.emoji.report import figures, page, pca, runs, uncertainty
 from prolip.corpora.emoji.uncertainty import matches_metrics
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.measures.plane import place
@@ -115,14 +115,17 @@ def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(t
         found |= {"mine/pairs": 40.0, "mine/pairs_R@1": 0.1, "mine/train_pairs_R@1": i / 10}
         return found | {"ema/mine/mean_recall@1": i / 200, "birds/acc1": 0.3}
 
-    run = runs.RunFolder(tmp_path, evals=[line(4), line(8)])
+    run = runs.RunFolder(tmp_path, evals=[line(2), line(4), line(8)])
     shown = [ax for ax in figures.evaluations(run).axes if ax.get_visible()]
     lines = [{line.get_label(): list(line.get_ydata()) for line in ax.lines} for ax in shown]
     drawn = {ax.get_title(loc="left"): of_ax for ax, of_ax in zip(shown, lines)}
-    sets = {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04], "birds/acc1": [0.3, 0.3]}
-    pairs = {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]}
+    sets = {"mine/mean_recall@1": [0.02, 0.04, 0.08], "ema/mine/mean_recall@1": [0.01, 0.02, 0.04]}
+    sets["birds/acc1"] = [0.3] * 3
+    pairs = {"training rows": [0.2, 0.4, 0.8], "validation": [0.1] * 3}
     assert drawn == {"Test sets": sets, "R@1 among 40 pairs: mine": pairs}
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
+    said = page.render(run, {"evaluations": b""})
+    assert "80.0%" in said and "40.0%" not in said  # of the last evaluation
 
 
 def test_every_figure_is_drawn_and_constant_traces_stop_none(result, tmp_path):
