@@ -324,6 +324,8 @@ def test_rules_count_as_select_does(tmp_path):
 def test_rules_without_captions_know_the_items_alone(tmp_path):
     z = gaussians(60)
     app = make_app([str(indexed(tmp_path / "index", z).store.folder)])
+    app.warm_up()
+    assert app.looks["map"].done  # before anyone opens it
     assert app.table().names == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
     found = app.rules({"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.75)"]})
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
