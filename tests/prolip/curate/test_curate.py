@@ -177,10 +177,13 @@ def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
 
 
 def test_one_of_two_equal_pictures_stays(scored, tmp_path):
-    summary = selected(scored, tmp_path, "--duplicates", "1")
+    summary = selected(scored, tmp_path / "one", "--duplicates", "1")
     assert summary["dropped"]["duplicate"] == 1 and summary["kept"] == 38
-    reasons = column(tmp_path / "selection", "reasons")
-    assert np.flatnonzero(reasons == 2).item() in (33, 37)
+    repeated = np.flatnonzero(column(tmp_path / "one/selection", "reasons") == 2).item()
+    assert repeated in (33, 37)
+    best = column(scored / "scores", "cosine")[33 + 37 - repeated]
+    summary = selected(scored, tmp_path / "none", "--duplicates", "1", "--drop", f"best: cosine >= {best}")
+    assert summary["dropped"]["duplicate"] == 0  # the picture that it repeats is dropped
 
 
 def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scored, tmp_path, monkeypatch, capsys):

@@ -41,6 +41,23 @@ def test_more_wrong_answers_than_are_risked_are_never_promised_away():
     assert np.mean([x.holds for x in found]) <= 0.1 + 3 * np.sqrt(0.09 / 300)  # no confidence helps here
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_thresholds_are_tested_one_after_the_other_up_to_the_first_failure(seed):
+    rng = np.random.default_rng(seed)
+    score, risk, delta, answered = rng.random(80), 0.3, 0.1, 0
+    wrong = rng.random(80) > 0.4 + 0.6 * score
+
+    def p(queries, least):
+        return p_value(wrong[queries][score[queries] >= least].sum(), (score[queries] >= least).sum(), risk)
+
+    first, second = np.split(np.random.default_rng(seed).permutation(80), [20])
+    for least in sorted([-np.inf, *np.sort(score[first])], key=lambda least: p(first, least)):
+        if p(second, least) > delta:
+            break
+        answered = max(answered, (score[second] >= least).sum())
+    assert find_threshold({"c": score}, wrong, risk, delta, seed).answered == answered
+
+
 def test_new_answers_are_rarely_more_wrong_than_is_said():
     rng, beyond = np.random.default_rng(2), 0
     for seed in range(300):
