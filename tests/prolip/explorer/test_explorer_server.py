@@ -48,7 +48,8 @@ def question(ask):
     return run
 
 
-def test_the_page_runs_its_own_script_alone(ask):
+def test_the_page_runs_its_own_script_alone(ask, app, monkeypatch):
+    monkeypatch.setattr(app, "title", "<b>mine")
     status, headers, body = ask("GET", "/")
     page, policy = body.decode(), headers["Content-Security-Policy"]
     (nonce,) = set(re.findall(r'nonce="([^"]+)"', page))
@@ -57,6 +58,7 @@ def test_the_page_runs_its_own_script_alone(ask):
     assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
     assert not re.search(r"\son\w+\s*=", page) and not re.search(r"\sstyle\s*=", page)
     assert nonce not in ask("GET", "/")[2].decode()  # each page has another
+    assert "<title>&lt;b&gt;mine" in page and "<b>mine" not in page
 
 
 NOWHERE = """/static/../server.py /static/%2e%2e%2fserver.py /static/..%2f..%2f..%2fetc/passwd /../../etc/passwd
