@@ -184,3 +184,9 @@ def test_an_array_with_gaps_is_told_what_to_submit(array, numbers, task):
     array(numbers, task)
     with pytest.raises(ValueError, match=f"have gaps.* submit --array=0-{len(numbers) - 1}$"):
         part_of("slurm")
+
+
+@pytest.mark.parametrize("words", ["eval tasks --data x --model m", "eval emoji --data x --model m"])
+def test_intervals_take_1000_draws_where_no_number_is_given(words):
+    command, rest = find([*words.split(), "--intervals"])
+    assert parser_of(command).parse_strictly(rest).intervals == 1000
