@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -18,12 +19,13 @@ from torch.utils._pytree import tree_leaves
 from prolip import create_model
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
-from prolip.losses import pairs, ppcl_over_ranks
+from prolip.losses import Factors, pairs, ppcl_over_ranks
 from prolip.losses.contrastive import GATHERED_BYTES
 from prolip.losses.exchanges import row_width
+from prolip.losses.positives import Positives
 from prolip.plan.config import FLOAT, HALF, PlanConfig
 from prolip.plan.models import activations, build_cluster, count_of_run, loss_space, memory
-from prolip.plan.phases import step_times
+from prolip.plan.phases import BLOCK_KERNELS, PAIR_VISITS, step_times
 
 NAME = "ProLIP-ViT-S-16"
 TOLERANCE = 0.03  # heads and final norms, which the formula leaves out, are 1% of a small model
@@ -94,19 +96,54 @@ def test_full_recomputation_keeps_what_enters_each_block(network):
 
 
 class StandIn:
-    """In place of the Triton kernel, whose interpreter would copy every tensor: writes nothing."""
+    """In place of the Triton kernel, whose interpreter would copy every tensor: writes nothing, counts its starts."""
+
+    starts = 0
 
     def __getitem__(self, tiles):
+        self.starts += 1
         return lambda *arguments, **options: None
 
 
 @contextmanager
 def blocks_as_on_cuda():
-    """While entered, float32 blocks on the CPU go the way of those on CUDA."""
+    """While entered, float32 blocks on the CPU go the way of those on CUDA; gives what stands in for the kernel."""
     from prolip.losses import fused
 
-    with patch.object(pairs, "FUSED_DEVICES", {"cpu"}), patch.object(fused, "_pairs_kernel", StandIn()):
-        yield
+    kernel = StandIn()
+    with patch.object(pairs, "FUSED_DEVICES", {"cpu"}), patch.object(fused, "_pairs_kernel", kernel):
+        yield kernel
+
+
+class Kernels(TorchDispatchMode):
+    """Operations that start a kernel, and how often they read or write a tensor of so many elements."""
+
+    NONE = "c10d|empty|view|slice|select|split|diagonal|permute|transpose|unsqueeze|expand|alias|detach|aten.t\\."
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.names, self.visits = elements, [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not re.search(self.NONE, str(function)):
+            self.names.append(str(function))
+            touched = tree_leaves((args, kwargs, result))
+            self.visits += sum(isinstance(x, torch.Tensor) and x.numel() == self.elements for x in touched)
+        return result
+
+
+def test_a_block_of_pairs_starts_as_many_kernels_and_passes_through_memory_as_often_as_the_planner_says():
+    pytest.importorskip("triton")
+    image, text = (Factors(torch.randn(count, 10), torch.rand(count)) for count in (6, 7))
+    wanted = pairs.WantedGradients(*[True] * len(pairs.WantedGradients._fields))
+    rows, out = pairs.zero_rows(image, wanted), pairs.zero_columns(text, wanted)
+    scale, bias = torch.tensor(10.0), torch.tensor(-10.0)
+    with blocks_as_on_cuda() as kernel, Kernels(6 * 7) as counter:
+        pairs.add_pairs(rows, text, out, scale, bias, Positives(), 6)
+    around = 4  # zeros and sum of an accumulator, two messages
+    assert kernel.starts == 1 and kernel.starts + len(counter.names) + around == BLOCK_KERNELS, counter.names
+    assert counter.visits + 2 == PAIR_VISITS  # the kernel reads the matrix and writes it
 
 
 class PeakMemory(TorchDispatchMode):
