@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import pytest
 import torch
@@ -112,6 +113,7 @@ def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):
             log.metrics(step, {"loss": step + (resume_at or 0.0), **more})
         log.metrics(steps[-1], {"i2t_r1": 0.5}, kind="eval")
         log.close()
+        time.sleep(1)  # TensorBoard reads files by the second in their names
     assert points(tmp_path)["train/loss"] == [(10, 10.0), (20, 30.0), (30, 40.0)]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["kind"], row["step"]) for row in rows] == [*(("train", n) for n in (10, 20, 30)), ("eval", 30)]
