@@ -12,7 +12,6 @@ import numpy as np
 from prolip.cli.main import main
 
 #: Prompt rules that stored features keep, as no image chooses.
-STORED_RULES = ("certain:2", "below:0.5")
 TEMPLATES = (*mini.TEMPLATES, "{c} picture")
 #: DataComp's classification tasks.
 PLAIN = (

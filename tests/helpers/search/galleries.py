@@ -22,11 +22,6 @@ def gaussians(rows: int, dim: int = 12, seed: int = 0, spread: float = 1.0, leve
     return Gaussian(F.normalize(mean, dim=1), level + widths)
 
 
-def with_twins(z: Gaussian, count: int) -> Gaussian:
-    """The same with its first rows again at the end."""
-    return Gaussian(*(torch.cat([x, x[:count]]) for x in z))
-
-
 def arrays_of(score: Score | None, z: Gaussian, block: int = BLOCK) -> GaussianArrays:
     """A gallery in blocks of this size, with vectors by csd where a score has none."""
     own = CSDScore() if score is None or score.factors(z, "image") is None else score

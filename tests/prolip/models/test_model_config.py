@@ -19,7 +19,6 @@ from prolip.models.checkpoint import save_pretrained
 from prolip.models.config import check_openclip, complete, override
 from prolip.models.prolip import ProLIP
 
-TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny" / "config.json"
 PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
 
 
