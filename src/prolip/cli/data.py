@@ -24,8 +24,8 @@ WRITTEN = ", ".join(KINDS[kind] for kind in STORED)
 
 
 # --- index ------------------------------------------------------------------------------------------------------------
-INDEX = """Every shard is read once. The index holds its samples, bytes and SHA-256. Shards that cannot be
-read are named and left out, and the exit code is 1."""
+INDEX = """Every shard is read once. The index holds its samples, bytes and SHA-256.
+Shards that cannot be read are named and left out, and the exit code is 1."""
 
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
