@@ -7,7 +7,7 @@
 
 Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow` (the extra
 `corpora`). What is missing is said before any work starts. icon_joins.py says which icons are one concept;
-docs/icons.md, what comes out.
+docs/developing/corpora.md, what comes out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The table of docs/openclip_models.md: what of each of OpenCLIP's architectures is read, and which methods train it.
+"""Write docs/reference/openclip_models.md: each OpenCLIP architecture, its tokens and the methods that train it.
 
-    python scripts/dev/openclip_table.py --write docs/openclip_models.md
+    python scripts/dev/openclip_table.py --write docs/reference/openclip_models.md
 
 Every image tower is built without memory, which takes two minutes in all. --names limits the table, and prints it.
 """

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 FORWARD_AND_BACKWARD = 3  # The backward pass multiplies twice for each product of the forward pass
-#: Dense bf16 peaks of data sheets, SXM form. docs/scaling.md gives the sources.
+#: Dense bf16 peaks of data sheets, SXM form. docs/benchmarks/planner.md gives the sources.
 PEAK_TFLOPS = {"A100": 312.0, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
 
 

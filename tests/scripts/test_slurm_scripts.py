@@ -258,7 +258,9 @@ def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
     text, image = model["text_cfg"], model["vision_cfg"]
     assert (model["embed_dim"], image["image_size"], text["context_length"]) == (768, 224, tokens)
     assert rows_per_rank(config, 32) == (256 if tokens == 256 else 512)
-    assert chunks_ahead(config.data.prefetch, rows_per_rank(config, 32)) == 8  # docs/scaling.md: a slow shard's opening
+    assert (
+        chunks_ahead(config.data.prefetch, rows_per_rank(config, 32)) == 8
+    )  # docs/benchmarks/planner.md: a slow shard's opening
     optim, objective = config.optim, config.objective
     assert (optim.opt, optim.beta1, optim.beta2, optim.eps, optim.lr_scheduler) == ("adamw", 0.9, 0.95, 1e-6, "cosine")
     assert (objective.alpha1, objective.alpha2, objective.beta) == (1e-7, 1e-3, 1e-4)

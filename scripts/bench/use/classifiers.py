@@ -1,4 +1,4 @@
-"""The classifiers of docs/classification.md on the corpus: fitted to one designer's drawings, tested on another's.
+"""Classifiers fitted to one designer's drawings and tested on another's (docs/guides/classification.md).
 
     python scripts/bench/use/classifiers.py --model local-dir:runs/demo/model
 

@@ -1,4 +1,4 @@
-"""The study of docs/training.md's defaults: learning rate, warm-up, clipping, beta2 and bias on little data.
+"""The study of docs/guides/train.md's defaults: learning rate, warm-up, clipping, beta2 and bias on little data.
 
     python scripts/studies/methods/defaults.py --out runs/defaults --part 1/8  # trains an eighth of what is missing
     python scripts/studies/methods/defaults.py --out runs/defaults --tables-only

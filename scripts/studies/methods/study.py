@@ -1,7 +1,7 @@
-"""The study of docs/study.md: every method with the same towers, data, budget and seeds, against what its paper says.
+"""Compare all methods on the same towers, data, budget and seeds, and write docs/studies/methods.md.
 
-    python scripts/studies/methods/study.py --out runs/study --jobs 2 --write docs/study.md
-    python scripts/studies/methods/study.py --out runs/study --tables-only --write docs/study.md
+    python scripts/studies/methods/study.py --out runs/study --jobs 2 --write docs/studies/methods.md
+    python scripts/studies/methods/study.py --out runs/study --tables-only --write docs/studies/methods.md
     python scripts/studies/methods/study.py --out runs/icons --corpus icons --methods pcmepp clip --noise 0 --jobs 2
 
 Trains what is missing, `--jobs` runs at a time. A run that has ended is not trained again, so the same command goes on

@@ -2,7 +2,7 @@
 
     python scripts/studies/papers/published_runs.py
 
-published_runs.csv holds the runs with their sources. docs/scaling.md shows the table.
+published_runs.csv holds the runs with their sources. docs/benchmarks/planner.md shows the table.
 """
 
 from __future__ import annotations

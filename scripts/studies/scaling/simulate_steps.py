@@ -3,8 +3,8 @@
     python scripts/studies/scaling/simulate_steps.py --mfu 0.4 --gpus 8 32 --steps 200
     python scripts/studies/scaling/simulate_steps.py --gpus 4096 --global-batch-size 524288 --steps 2
 
-It takes the flags of `prolip plan` besides its own, and plays the steps of that plan. docs/scaling.md shows the
-tables and says what is not simulated.
+It takes the flags of `prolip plan` and its own, and simulates the steps of that plan. docs/benchmarks/planner.md
+shows the tables and says what is not simulated.
 
 Every array has one entry per rank; times are seconds since the start of the simulation. All factors are lognormal with
 median 1, drawn from one seed.
@@ -288,7 +288,7 @@ ROWS: list[tuple[str, Callable[[RunPlan, Simulated], str]]] = [
 
 def build_parser() -> Parser:
     """The flags of the simulation, then those of a plan."""
-    about = "Play the steps of a planned run through, event by event; see docs/scaling.md."
+    about = "Play the steps of a planned run through, event by event; see docs/benchmarks/planner.md."
     parser = Parser(prog="simulate_steps.py", description=about)
     for section, config in {"noise": Noise, "plan": PlanConfig}.items():
         add_flags(parser, section, config)

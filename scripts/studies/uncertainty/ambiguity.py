@@ -4,8 +4,8 @@
         --data data/emoji/emojione.tar --output figures
 
 Strengths go from nothing to nearly all, and a stronger change contains the weaker one of the same input: the same cells
-and words and further ones. So whatever is measured rises or falls because of the strength alone. docs/hierarchy.md
-shows the figure.
+and words and further ones. So every measured change is due to the strength alone. docs/guides/hierarchy.md shows the
+figure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How well uncertainty holds on designers that training never saw: docs/uncertainty_new_data.md.
+"""How well uncertainty holds on designers that training never saw: docs/studies/new_designers.md.
 
     python scripts/studies/uncertainty/new_data.py train --out runs/new-data  # 15 runs of the demo, 8 minutes each
     python scripts/studies/uncertainty/new_data.py fit --out runs/new-data [--old runs/old]   # a minute each
-    python scripts/studies/uncertainty/new_data.py tables --out runs/new-data --write docs/uncertainty_new_data.md
+    python scripts/studies/uncertainty/new_data.py tables --out runs/new-data --write docs/studies/new_designers.md
 
 train: the demo's recipe, with all of its designers, without one of them, and without a fifth of its keywords and
 subgroups (hold_out_texts.py), three seeds each. --models icons: scripts/recipes/icons.yaml, an hour each, whose shards

@@ -1,4 +1,4 @@
-"""The tables of docs/uncertainty_study.md: uncertainties of trained models, and of frozen ones that they are fitted to.
+"""Compare uncertainties of trained models with variances fitted to frozen ones, for docs/studies/uncertainty.md.
 
     python scripts/studies/uncertainty/study.py \\
         --paper runs/study/paper-s{0,1,2} --ours runs/study/likelihood-s{0,1,2} \\

@@ -1,4 +1,4 @@
-"""What docs/uncertainty_study.md compares: trained models as they are, and frozen ones with what is fitted to them."""
+"""Models that docs/studies/uncertainty.md compares: trained ones, and frozen ones with fitted variances."""
 
 from __future__ import annotations
 

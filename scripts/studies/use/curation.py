@@ -1,7 +1,7 @@
-"""Whether curation finds wrong captions, and whether training on the kept samples helps: table of docs/curation.md.
+"""Measure whether curation finds wrong captions and whether training on the kept samples helps.
 
-    python scripts/studies/use/curation.py --out runs/curation --write docs/curation.md
-    python scripts/studies/use/curation.py --out runs/curation-icons --corpus icons --write docs/curation.md
+    python scripts/studies/use/curation.py --out runs/curation --write docs/studies/curation.md
+    python scripts/studies/use/curation.py --out runs/curation-icons --corpus icons --write docs/studies/curation.md
 
 All captions of 30% of the samples are exchanged, by shard. A model by SigLIP's loss, trained on other designers'
 drawings, scores them (`prolip curate`); kept is what fits better than an average pair of its batch, a rule

@@ -1,4 +1,4 @@
-"""Does re-weighting prompts help to classify drawings of a designer no model has seen? The tables of docs/prompts.md.
+"""Measure whether weighted prompts classify drawings of an unseen designer better (docs/studies/prompts.md).
 
     python scripts/studies/use/prompts.py --runs runs/study --methods prolip pcmepp likelihood --seeds 0 1 2
 

@@ -21,7 +21,7 @@ SHOWN = [*TABLES, VERDICT]
     flag("--show", f"only these: {', '.join(SHOWN)}", nargs="+", choices=SHOWN, metavar="TABLE"),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
-    more="docs/scaling.md explains the tables and what is assumed.",
+    more="docs/benchmarks/planner.md explains the tables and what is assumed.",
 )
 def plan(args: argparse.Namespace) -> None:
     """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""

@@ -1,4 +1,4 @@
-"""Methods by name, in one table: `Method` has their parts, docs/adding_a_method.md says how to add one.
+"""Methods by name, in one table: `Method` has their parts, docs/developing/add_a_method.md says how to add one.
 
 Nothing here imports a method before it is asked for.
 """

@@ -1,6 +1,6 @@
 """Means by SigLIP's or CLIP's loss; after training `prolip.uncertainty.fit` fits variances and novelty.
 
-The trace of a text is (2/a) times the nats that it leaves open about its image, see docs/uncertainty_study.md.
+The trace of a text is (2/a) times the nats that it leaves open about its image, see docs/studies/uncertainty.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a run takes before it is started: time, cost, memory, traffic, input, phases, failures. See docs/scaling.md."""
+"""Estimate a run before it starts: time, cost, memory, traffic, input, phases, failures (docs/benchmarks/planner.md)."""

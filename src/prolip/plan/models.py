@@ -27,7 +27,9 @@ CUDA = torch.device("cuda")
 
 
 GB = 1e9
-LINK_SHARE = 0.8  # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table
+LINK_SHARE = (
+    0.8  # Achievable share of a link's rate: assumed. docs/benchmarks/planner.md gives the sources of the table
+)
 INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6  # Seconds before a message moves within a node and between nodes: assumed
 # Seconds per hop of an all-gather within a node and between nodes: NCCL's own figures, of its slowest protocol.
 INTRA_HOP, INTER_HOP = 3.4e-6, 14e-6

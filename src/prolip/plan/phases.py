@@ -26,8 +26,8 @@ BUCKET = 25 * 2**20  # bytes of gradients, DDP's
 # Seconds to import torch and OpenCLIP and to begin CUDA; of each rank, to meet the others and connect NCCL; of a
 # look-up in a shared file system. Bytes/s between hosts outside NCCL. All assumed.
 PROCESS, CONNECT, LOOKUP, TCP = 30.0, 3e-3, 1e-3, 1e9
-# Seconds to read a shard's entry of the index, bytes that all ranks are told of a shard: measured, docs/streaming.md.
-# Seconds to draw a parameter of a new model: measured, docs/scaling.md.
+# Seconds to read a shard's entry of the index, bytes that all ranks are told of a shard: measured, docs/guides/data.md.
+# Seconds to draw a parameter of a new model: measured, docs/benchmarks/planner.md.
 INDEXED, TOLD, DRAWN = 4e-6, 88, 7e-9
 # Samples that the shuffle buffer of a loader process holds, and bytes of its place in the data: the loader's, by test.
 BUFFER, PLACE = 5000, 100

@@ -43,7 +43,7 @@ def cores() -> int:
 
 
 def share_busy_cores() -> None:
-    """Let OpenMP's threads sleep soon, not spin, on a busy machine (docs/benchmarks.md): before importing torch."""
+    """Let OpenMP's threads sleep instead of spin on a busy machine. Call it before importing torch."""
     if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -1,4 +1,4 @@
-"""A method that no file of src knows; docs/adding_a_method.md explains every part of it.
+"""A method that no file of src knows; docs/developing/add_a_method.md explains every part of it.
 
 Its head shifts the log variances, its score is a distance with trained weights (no dot product, so no shortcut serves
 it), its uncertainty the largest variance.

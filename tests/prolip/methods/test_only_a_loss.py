@@ -1,4 +1,4 @@
-"""The 25 lines that open docs/adding_a_method.md: they train by the page's command, by the loss that they promise."""
+"""The 25 lines of docs/developing/add_a_method.md train by the page's command and compute the loss that they name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from training.main import main
 
-PAGE = (Path(__file__).parents[3] / "docs/adding_a_method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/developing/add_a_method.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/scaling.md shows what the planner and the simulation print: every command runs again, every figure counts."""
+"""docs/benchmarks/planner.md shows what the planner and the simulation print: every command runs again."""
 
 from __future__ import annotations
 

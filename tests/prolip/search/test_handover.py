@@ -1,4 +1,4 @@
-"""The Python of docs/search.md: asking, and handing the vectors to databases that rank by L2."""
+"""The Python of docs/guides/search.md: asking, and handing the vectors to databases that rank by L2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prolip.cli.main import main
 from prolip.methods import find_score
 from prolip.search.index import SearchIndex
 
-PAGE = (Path(__file__).parents[3] / "docs/search.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/guides/search.md").read_text()
 ASKING, QDRANT, POSTGRES = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 
 

@@ -15,53 +15,26 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import prolip
-from dev import openclip_table
+from dev import openclip_table, reference
 from prolip.cli.main import main
 from prolip.data.reading.shard_index import build_index
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
-from prolip.methods import METHODS
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
-from training.main import build_parser, parse
+from training.main import parse
 
 ROOT = Path(__file__).parents[3]
 
-TEXT = (ROOT / "docs/training.md").read_text()
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
-PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 PICTURES = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
-# OpenCLIP's flag that does not exist here, named for that reason, and those of a script.
-FOREIGN = {"--logs", "--out", "--write"}
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 
 
-def known_flags() -> set[str]:
-    """Every flag of every method, and how to switch it off."""
-    return {flag for method in METHODS for flag in build_parser(method).flags()}
-
-
-def test_training_md_and_methods_md_name_every_flag():
-    wanted = {flag for flag in known_flags() if not flag.startswith("--no-")} - {"--help"}
-    assert wanted - set(FLAG.findall(TEXT + (ROOT / "docs/methods.md").read_text())) == set()
-
-
-def test_training_md_names_no_flag_that_does_not_exist():
-    torchrun = {"--nproc_per_node"}
-    words = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]", TEXT))
-    assert words - known_flags() - FOREIGN - torchrun == set()
-
-
-def test_training_md_groups_flags_as_help_does():
-    groups = [g.title for g in build_parser("prolip")._action_groups if g.title and g._group_actions]
-    sections = [title.split(" ")[0] for title in re.findall(r"^### (.+)$", TEXT, re.M)]
-    assert sections == [title for title in groups if title != "options"]
-    for title in sections:
-        section = re.split(r"^##", TEXT.split(f"### {title}")[1], flags=re.M)[0]
-        group = next(g for g in build_parser("prolip")._action_groups if g.title == title)
-        flags = {a.option_strings[0] for a in group._group_actions}
-        assert flags - set(FLAG.findall(section)) == set(), title
+def test_the_generated_pages_of_the_reference_are_the_codes():
+    assert reference.commands_page() == (ROOT / "docs/reference/commands.md").read_text()
+    assert reference.config_page() == (ROOT / "docs/reference/config.md").read_text()
 
 
 def anchors(text: str) -> set[str]:
@@ -121,7 +94,7 @@ def test_commands_start_what_exists_with_flags_that_it_has(page):
 
 
 def test_architecture_md_names_files_that_exist():
-    tree = re.search(r"```\nsrc/prolip/(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.S)[1]
+    tree = re.search(r"```\nsrc/prolip/(.*?)```", (ROOT / "docs/developing/architecture.md").read_text(), re.S)[1]
     there = {path.name for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*.py")}
     assert set(re.findall(r"(?<!\*)\b\w+\.py", tree)) - there == set()
 
@@ -182,7 +155,7 @@ def test_readme_python_runs_as_it_stands_with_a_fitted_model(run_page):
 
 
 def test_python_of_uncertainty_md_runs_with_a_fitted_model(run_page):
-    _, said = run_page("docs/uncertainty.md", {'"scripts"': repr(str(ROOT / "scripts"))})
+    _, said = run_page("docs/guides/uncertainty.md", {'"scripts"': repr(str(ROOT / "scripts"))})
     for line in (
         r"'animal' fits .+ says [\d.]+ bits",
         r"first: [\d.]+ nats",
@@ -199,14 +172,14 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(run_page, tmp_path)
     shard = str(ROOT / "data/emoji/emojione.tar")
     build_index([shard], str(tmp_path / "index.json"))
     ours = {"s3://bucket/index.json": str(tmp_path / "index.json"), "s3://bucket/{00000..00009}.tar": shard}
-    names, _ = run_page("docs/streaming.md", ours)
+    names, _ = run_page("docs/guides/data.md", ours)
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
 
 
 def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpus(run_page, tmp_path):
     words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
     assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path / "task")]) == 0
-    names, said = run_page("docs/evaluation.md", {"runs/tasks/wds_subgroups": str(tmp_path / "task")})
+    names, said = run_page("docs/guides/evaluation.md", {"runs/tasks/wds_subgroups": str(tmp_path / "task")})
     metrics, auroc = said.splitlines()[-2:]
     assert "mean_per_class_recall" in metrics and 0 <= float(auroc) <= 1
     (tmp_path / "scenes.tsv").write_text("cat.png\ta green cat\ndog.png\ta black dog\n")
@@ -217,7 +190,7 @@ def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpu
 
 def test_python_of_classification_md_runs_with_a_fitted_model(run_page):
     given = {"pictures": list(PICTURES), "labels": ["cat", "dog", "apple"] * 2, "others": PICTURES[:2]}
-    assert "I do not know" in run_page("docs/classification.md", **given)[1]
+    assert "I do not know" in run_page("docs/guides/classification.md", **given)[1]
 
 
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
@@ -235,7 +208,7 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
         torch.manual_seed(0)
         model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": kind}, init_unc_bias=-3.0, init_unc_gain=1.0)
         name = f"local-dir:{save_pretrained(model, tmp_path / 'model')}"
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/export.md").read_text(), re.S | re.M)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guides/export.md").read_text(), re.S | re.M)
     assert code.count("local-dir:runs/demo/model") == 1
     monkeypatch.chdir(tmp_path)
     names: dict = {}
@@ -266,7 +239,7 @@ def test_notice_names_what_requirements_and_the_extras_name():
     assert wanted - set(named) == set()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/train.md"])
 def test_training_commands_are_taken_by_the_program(page):
     found = [match[1] for line in commands(page) if (match := re.search(r"training\.main (--.*)$", line))]
     tried = [words for words in found if "--train-data" in words]
@@ -276,7 +249,7 @@ def test_training_commands_are_taken_by_the_program(page):
 
 
 def test_the_table_of_openclips_architectures_has_each_and_says_what_the_code_does():
-    page = (ROOT / "docs/openclip_models.md").read_text()
+    page = (ROOT / "docs/reference/openclip_models.md").read_text()
     rows = dict(re.findall(r"^\| (\S+) (\|.*\|)$", page, re.M))
     names = {path.stem for path in Path(open_clip.__file__).parent.glob("model_configs/*.json")}
     assert rows.keys() == names | {"name"} and len(names) == 144
@@ -287,6 +260,6 @@ def test_the_table_of_openclips_architectures_has_each_and_says_what_the_code_do
 @pytest.mark.slow
 def test_every_row_of_the_table_of_openclips_architectures_is_the_codes(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs/openclip_models.md").read_text())
+    page.write_text((ROOT / "docs/reference/openclip_models.md").read_text())
     openclip_table.main(["--write", str(page)])
-    assert page.read_text() == (ROOT / "docs/openclip_models.md").read_text()
+    assert page.read_text() == (ROOT / "docs/reference/openclip_models.md").read_text()

@@ -50,11 +50,11 @@ def test_every_page_of_docs_has_its_place_on_the_site(tmp_path):
 
 
 def test_links_out_of_docs_become_names_of_files():
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="studies.methods.study.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="study.md"))
     text = "[`a.py`](../src/a.py), [rules](../x/y.md#z), [here](b.md), [web](https://x.y)"
     told = site_hooks.on_page_markdown(text, page)
     assert told == "`src/a.py`, rules (`x/y.md`), [here](b.md), [web](https://x.y)"
-    page.file.src_uri = "api/models.md"  # of a folder below, whose .. is docs/
+    page.file.src_uri = "api/models.md"
     assert site_hooks.on_page_markdown("[a](../b.md)", page) == "[a](../b.md)"
 
 
@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
 
 
 def test_public_names_stand_on_the_pages_of_the_api(site):
-    text = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    text = "".join(path.read_text() for path in (site / "reference/api").glob("*.html"))
     for name in (
         "prolip.factory.create_model",
         "prolip.gaussian.Gaussian.trace",

@@ -29,6 +29,6 @@ def test_runs_of_openclip_predict_each_other_within_a_quarter(checks):
 
 
 def test_the_page_shows_what_the_command_prints(checks):
-    page = (ROOT / "docs/scaling.md").read_text()
+    page = (ROOT / "docs/benchmarks/planner.md").read_text()
     shown = page.partition("python scripts/studies/papers/published_runs.py\n```\n\n```text\n")[2].partition("```")[0]
     assert shown.strip() == published_table(list(checks.values())).strip()

@@ -25,7 +25,7 @@ from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel import World
 
-PAGE = (Path(__file__).parents[3] / "docs/own-data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/start.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)
 MINE = [*TINY[TINY.index("--model") :], "--batch-size", "8", "--max-steps", "3"]
 
@@ -54,7 +54,7 @@ def begin(tmp_path, *words) -> Path:
 
 @pytest.fixture(scope="module")
 def described(tables, tmp_path_factory) -> Path:
-    """The materials of docs/own-data.md: a table and its images, class folders, Parquet, and shards of it."""
+    """The materials of docs/start.md: a table and its images, class folders, Parquet, and shards of it."""
     folder = tmp_path_factory.mktemp("page")
     for number in range(40):
         place = folder / f"drawings/{number % 2}/{number}.png"

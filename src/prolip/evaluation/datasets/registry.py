@@ -1,7 +1,7 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
 
-A new format is a module here with a function that returns a `Dataset`, and a line in READERS (docs/evaluation.md has an
-example). A set of captioned images is a function and a line of `prolip.data.sets`; training reads it too.
+A new format is a module here with a function that returns a `Dataset`, and a line in READERS (example:
+docs/developing/add_a_task.md). A set of captioned images is a function and a line of `prolip.data.sets`; training reads it too.
 """
 
 from __future__ import annotations

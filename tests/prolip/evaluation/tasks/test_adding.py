@@ -1,4 +1,4 @@
-"""The task and the metric of docs/adding_a_task.md, as its page has them."""
+"""The task and the metric of docs/developing/add_a_task.md, as its page has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prolip.evaluation.embed import load_features
 from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.tasks import TASKS
 
-PAGE = (Path(__file__).parents[4] / "docs/adding_a_task.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs/developing/add_a_task.md").read_text(encoding="utf-8")
 
 
 def test_the_task_of_the_page_has_metrics_intervals_a_study_and_saved_features(tmp_path, ours, monkeypatch):
