@@ -1,7 +1,8 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
 
 A new format is a module here with a function that returns a `Dataset`, and a line in READERS (example:
-docs/developing/add_a_task.md). A set of captioned images is a function and a line of `prolip.data.sets`; training reads it too.
+docs/developing/add_a_task.md). A set of captioned images is a function and a line of `prolip.data.sets`, which training
+reads too.
 """
 
 from __future__ import annotations
