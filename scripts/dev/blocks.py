@@ -97,7 +97,8 @@ def placed(source: str, target: str) -> None:
     """Copy a file; give a large one, which commands replace and never change, a second name if the disk allows it."""
     if os.path.getsize(source) > 1e6:
         with contextlib.suppress(OSError):  # another disk
-            return os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
+            os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
+            return
     shutil.copy2(source, target)
 
 
