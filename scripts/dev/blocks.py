@@ -98,13 +98,11 @@ def lines_of(code: str) -> Iterator[str]:
 
 
 def placed(source: str, target: str) -> None:
-    """Copy a file; a large one, which commands replace and never change, is shared by a hard link where possible."""
-    try:
-        if os.path.getsize(source) > 1e6:
-            os.link(os.path.realpath(source), target)
+    """Copy a file; give a large one, which commands replace and never change, a second name if the disk allows it."""
+    if os.path.getsize(source) > 1e6:
+        with contextlib.suppress(OSError):  # another disk
+            os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
             return
-    except OSError:
-        pass
     shutil.copy2(source, target)
 
 
