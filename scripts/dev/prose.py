@@ -39,7 +39,6 @@ BANNED = {
     r"surest|sureness|surer": "most certain, confidence, more certain",
     r"(?:leaves?|left|leaving) open": "name what is uncertain",
     r"(?:broken|broke|breaks?) off": "interrupted",
-    r"doubts?|doubtful": "uncertainty",
     r"strangeness|newness": "novelty",
     r"spoilt|spoiled": "damaged",
     r"for good": "permanently",
