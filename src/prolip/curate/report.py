@@ -59,7 +59,7 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
 
 @style.styled
 def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
-    """A panel for each signal without its outermost half percents, dropped samples above kept ones, as PNG."""
+    """Return a panel for each signal without its outermost half percents, dropped samples above kept ones, as PNG."""
     figure, axes = style.panels(-(-len(names) // 2) or 1, 2, height=2.4)
     look: Any = {"color": style.TEXT, "hatch": "//", "edgecolor": "white", "linewidth": 0, "label": "dropped"}
     kept = whole_column([folder / SELECTION / path.name for path in tables], "copies") > 0
@@ -105,7 +105,7 @@ def chosen_examples(
 
 
 def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader) -> dict[int, dict[str, Any]]:
-    """Some rows of a table as examples, with images from its shard as far as it can be read."""
+    """Return some rows of a table as examples, with images from its shard as far as it can be read."""
     table = read_table(path, ["key", "caption", "fault", "content", *names[:4]])
     columns, pictures = table.columns, {}
     with suppress(SampleFault):  # a shard that is gone or breaks off: its examples have no image

@@ -73,19 +73,19 @@ class Expression:
         return cls(text, tree, frozenset([*columns, *(name for name, _ in quantiles)]), frozenset(quantiles))
 
     def check_columns(self, known: list[str]) -> None:
-        """ValueError for a column that a table does not have."""
+        """Raise ValueError for a column that a table does not have."""
         for name in sorted(self.columns - set(known)):
             raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {did_you_mean(name, known)}")
 
     def __call__(self, columns: Columns, quantiles: Quantiles | None = None) -> np.ndarray:
-        """The value for every row, (N,) float64, or booleans of comparisons; a comparison with NaN is false."""
+        """Return the value for every row, (N,) float64, or booleans of comparisons; a comparison with NaN is false."""
         rows = len(next(iter(columns.values()))) if columns else 0
         with np.errstate(all="ignore"):
             return np.broadcast_to(evaluate(self.tree, self.text, columns, quantiles or {}), (rows,))
 
 
 def constant(node: ast.expr) -> float:
-    """The number of a node; NaN for other nodes and for numbers that no float can hold."""
+    """Return the number of a node; NaN for other nodes and for numbers that no float can hold."""
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
@@ -153,7 +153,7 @@ class Rule:
 
 
 def parse_rules(texts: list[str]) -> list[Rule]:
-    """All rules of a command line. ValueError if two have one name."""
+    """Return all rules of a command line. ValueError if two have one name."""
     rules = [Rule.parse(text) for text in texts]
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -56,7 +56,7 @@ class PairSignals:
         self.pad = embedder.tokenizer([""])[0, -1]
 
     def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
-        """Columns of a batch, pixels (B, 3, H, W) and B captions."""
+        """Return columns of a batch, pixels (B, 3, H, W) and B captions."""
         model, ids = self.embedder, self.embedder.tokenizer(list(captions))
         image, text = model.encode(pixels, "image"), model.encode(ids, "text")
         found = pair_columns(model.score, image.z, text.z, model.probabilistic, model.reader)
@@ -102,7 +102,7 @@ def pair_columns(
 
 
 def side_columns(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
-    """The columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
+    """Return the columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
     found = {f"{side}_uncertainty": trace}
     if score.units is not None:
         found[f"{side}_bits"] = score.units.information(trace, "texts" if side == "image" else "images", bits=True)
@@ -173,7 +173,7 @@ class Scorer:
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
 
     def missing(self, numbers: Iterable[int]) -> dict[int, tables.Stamp]:
-        """The shards that are not done -> the `stamp` of their table, from before it was looked at."""
+        """Return the shards that are not done -> the `stamp` of their table, from before it was looked at."""
         stamps = {number: tables.stamp(self.path(number)) for number in numbers}
         done = in_threads(self.is_done, iter(stamps), self.threads, 64)
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
@@ -216,7 +216,7 @@ class Scorer:
         return note
 
     def decode(self, place: tuple[int, Raw]) -> dict[str, Any]:
-        """The columns of a sample, with its `pixels`, or the `fault` why it cannot be used."""
+        """Return the columns of a sample, with its `pixels`, or the `fault` why it cannot be used."""
         row, raw = place
         found = {"row": row, "key": raw["__key__"], "caption": "", "width": 0, "height": 0, "content": content_of(raw)}
         try:
@@ -243,7 +243,7 @@ class SourceReader(ShardReader):
 
 
 def table_of(url: str) -> NamedSource | None:
-    """The table, folder of images or published set of an address, None for a shard."""
+    """Return the table, folder of images or published set of an address, None for a shard."""
     kind, _, address = url.partition(":")
     return NamedSource(kind, address) if kind in ROWS else None
 
@@ -257,7 +257,7 @@ def urls_of(data: str) -> list[str]:
 
 
 def name_of(url: str) -> str:
-    """The name of a shard in the tables, without secrets."""
+    """Return the name of a shard in the tables, without secrets."""
     return url if table_of(url) else canonical(url)
 
 

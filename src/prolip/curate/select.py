@@ -137,7 +137,7 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 
 
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
-    """ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
+    """Raise ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
     scored = [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
     noisy = [name for name in scored if (reasons & choice.bits[name]).any()]
@@ -174,7 +174,7 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:
-    """Some columns of a table of scores, and its selection. ValueError if they do not belong together."""
+    """Return some columns of a table of scores, and its selection. ValueError if they do not belong together."""
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
     if table.note.get("choice") != summary["choice"]:
@@ -185,13 +185,13 @@ def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[st
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """A quantile without NaN; NaN of no values, so that every comparison with it is false."""
+    """Return a quantile without NaN; NaN of no values, so that every comparison with it is false."""
     values = values[~np.isnan(values)]
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
 def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.ndarray:
-    """The reasons against every sample, (N,) uint64, 0: none."""
+    """Return the reasons against every sample, (N,) uint64, 0: none."""
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
     for columns in (read_table(path, wanted).columns for path in paths):
@@ -216,12 +216,12 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
 
 
 def best_first(value: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows by falling value, NaN last, ties by row."""
+    """Return rows by falling value, NaN last, ties by row."""
     return rows[np.lexsort((rows, -np.nan_to_num(value[rows], nan=-np.inf)))]
 
 
 def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """The value of a formula for every sample, (N,) float64."""
+    """Return the value of a formula for every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
     columns = (read_table(path, names).columns for path in paths)
     return np.concatenate([np.asarray(expression(own, quantiles), np.float64) for own in columns])
@@ -247,7 +247,7 @@ def write_subset(folder: Path, place: Path) -> int:
 
 
 def radius_of(cosine: float) -> int:
-    """The bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
+    """Return the bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
     if not 0 < cosine <= 1:
         raise ValueError(f"--duplicates {cosine}: give the cosine from which images count as one, such as 0.97")
     return math.floor(BITS * math.acos(cosine) / math.pi)

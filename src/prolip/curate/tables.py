@@ -74,12 +74,12 @@ def read_table(path: Path, names: Sequence[str] = ()) -> SampleTable:
 
 
 def signals_of(kinds: Mapping[str, str]) -> list[str]:
-    """The columns that hold numbers of samples, in order."""
+    """Return the columns that hold numbers of samples, in order."""
     return [name for name in kinds if name not in PLACE and name != SIGNATURE]
 
 
 def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
-    """A column of all tables, (N,) float32: four bytes a sample."""
+    """Return a column of all tables, (N,) float32: four bytes a sample."""
     return np.concatenate([read_table(path, [name]).columns[name].astype(np.float32) for path in paths])
 
 
@@ -101,7 +101,7 @@ def read_words(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
+    """Return the manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
     path, again = folder / SCORES / MANIFEST, "`prolip curate score`"
     if not path.exists():
         raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: run {again} first")
@@ -109,7 +109,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The manifest, and the scores of all shards in order. ValueError with the number of a missing one."""
+    """Return the manifest, and the scores of all shards in order. ValueError with the number of a missing one."""
     manifest = manifest_of(folder)
     paths = [table_path(folder / SCORES, number) for number in range(len(manifest["shards"]))]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
@@ -119,7 +119,7 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def stamp(path: Path) -> Stamp:
-    """A value that changes when a file is replaced; None for no file."""
+    """Return a value that changes when a file is replaced; None for no file."""
     with suppress(FileNotFoundError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns

@@ -33,7 +33,7 @@ class ShardPlan:
         self.count = -(-self.summary["written"] // samples)
 
     def samples_of(self, number: int) -> Iterator[Raw]:
-        """The samples of new shard `number`. ShardFault if an old shard has changed."""
+        """Yield the samples of new shard `number`. ShardFault if an old shard has changed."""
         first, last = number * self.samples, min((number + 1) * self.samples, self.summary["written"])
         for place in range(int(np.searchsorted(self.ends, first, side="right")), len(self.tables)):
             start = int(self.ends[place]) - self.summary["by_shard"][place]
@@ -43,7 +43,7 @@ class ShardPlan:
             yield from islice(kept, max(first - start, 0), last - start)
 
     def _copies(self, path: Path, left: int) -> Iterator[Raw]:
-        """The `left` kept samples of an old shard, each compared with the one that was scored."""
+        """Yield the `left` kept samples of an old shard, each compared with the one that was scored."""
         scores, selected = chosen(self.folder, path, self.summary, ["key", "content"])
         url, copies = scores.note["shard"], selected.columns["copies"].astype(int)
         changed, samples = "", self.read(url, lambda fault: None) if left else iter(())

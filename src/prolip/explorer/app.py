@@ -163,7 +163,7 @@ class App:
         }
 
     def _points(self) -> dict[str, Any]:
-        """The map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
+        """Return the map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
         rows, plane, places = self.gallery.mapped()
         own = self.gallery.uncertainty()[rows]
         order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
@@ -175,7 +175,7 @@ class App:
         return {"points": points, "share": share, "most": MAPPED, "total": len(self.gallery.index)}
 
     def uncertain(self) -> dict[str, Any]:
-        """The least and the most uncertain items. ValueError for points."""
+        """Return the least and the most uncertain items. ValueError for points."""
         if not self.gallery.probabilistic:
             raise ValueError("this model gives points: no item is more uncertain than another")
         least, most = self.gallery.extremes(ENDS)

@@ -57,7 +57,7 @@ class Gallery:
         self.uncertainty, self.mapped = Once(self._uncertainty), Once(self._map)
 
     def item(self, row: Any) -> Item:
-        """The item of a row. KeyError if there is none."""
+        """Return the item of a row. KeyError if there is none."""
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self.index.store):
             raise KeyError(f"no item {row!r}: there are {len(self.index.store):,}, counted from 0")
         alive = self.index.store.gallery.alive
@@ -73,7 +73,7 @@ class Gallery:
         ]
 
     def meaning_of(self, trace: float, side: Side) -> dict[str, Any]:
-        """A trace, its information in bits, and the share of the other side that it matches, in words."""
+        """Return a trace, its information in bits, and the share of the other side that it matches, in words."""
         if self.units is None or not math.isfinite(trace):
             return {"uncertainty": number(trace), "bits": None, "fits": None}
         of, x = f"{other_side(side)}s", torch.tensor(trace)
@@ -81,13 +81,13 @@ class Gallery:
         return {"uncertainty": number(trace), "bits": number(bits), "fits": in_words(share)}
 
     def sample(self, count: int) -> np.ndarray:
-        """At most `count` random living rows, rising."""
+        """Return at most `count` random living rows, rising."""
         alive = self.index.store.gallery.alive
         rows: Any = len(self.index) if alive is None else np.flatnonzero(alive)
         return np.sort(np.random.default_rng(0).choice(rows, min(count, len(self.index)), replace=False))
 
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
-        """The least and the most uncertain rows, the extreme ones first."""
+        """Return the least and the most uncertain rows, the extreme ones first."""
         trace, ends = self.uncertainty(), []
         rows = np.flatnonzero(~np.isnan(trace))
         for values in (trace[rows], -trace[rows]):
@@ -109,23 +109,23 @@ class Gallery:
 
 
 def shown(item: Item) -> dict[str, Any]:
-    """An item without its paths, and with texts of bounded length."""
+    """Return an item without its paths, and with texts of bounded length."""
     captions = [cut(text) for text in item.get("captions", [])[:CAPTIONS]]
     return {"key": cut(item["key"]), "captions": captions, "picture": has_picture(item)}
 
 
 def cut(text: str) -> str:
-    """A text of at most CHARACTERS, on one line."""
+    """Return a text of at most CHARACTERS, on one line."""
     return plain(text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
 
 
 def number(value: float | None) -> float | None:
-    """A number for JSON, to six digits; None if it is not finite."""
+    """Return a number for JSON, to six digits; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def captions_of(item: Item) -> list[str]:
-    """The captions of an item that are not blank."""
+    """Return the captions of an item that are not blank."""
     return [text for text in item.get("captions", []) if text.strip()]
 
 
@@ -154,7 +154,7 @@ class Captions:
         return texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1))
 
     def nearest(self, image: Gaussian, count: int, doubt: Tensor | None = None) -> list[dict[str, Any]]:
-        """The best texts of an image (1, D) by the model's own score, with the image's doubt."""
+        """Return the best texts of an image (1, D) by the model's own score, with the image's doubt."""
         own, (texts, z) = self.gallery.own, self.found()
         scores = own.pairwise(image, z)[0]
         probability = own.match_probability(scores, doubt, 0.0 if own.units is None else own.units.share(z.trace))

@@ -80,7 +80,7 @@ class Asker:
         return key
 
     def read(self, values: Mapping[str, Any]) -> PageQuery:
-        """A query of JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError if it is missing."""
+        """Return a query of JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError if it is missing."""
         text, upload, row = (values.get(name) for name in ("text", "upload", "row"))
         if row is not None:
             return self._item(row)
@@ -110,7 +110,7 @@ class Asker:
         return PageQuery(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
     def _pixels(self, image: Image.Image) -> Tensor:
-        """The model's input. SampleFault for a strip, which resizing by its short side would blow up."""
+        """Return the model's input. SampleFault for a strip, which resizing by its short side would blow up."""
         if max(image.size) > STRETCHED * min(image.size):
             sides = " x ".join(map(str, image.size))
             raise SampleFault("oversized image", f"{sides} pixels, at most {STRETCHED} times as long as wide are taken")
@@ -126,7 +126,7 @@ class Asker:
         return PageQuery(self.gallery.index.gaussians([row]), frozenset[Side]([side]), item["key"], novelty, row)
 
     def search(self, asked: PageQuery, count: int = 24) -> dict[str, Any]:
-        """The nearest items, the nearest captions of an image, and what speaks against answering."""
+        """Return the nearest items, the nearest captions of an image, and what speaks against answering."""
         count, index, own = max(1, min(count, MOST)), self.gallery.index, self.gallery.own
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
@@ -173,7 +173,7 @@ class Asker:
         return out
 
     def _candidates(self, asked: PageQuery) -> Iterator[Gaussian]:
-        """All items in batches, or the nearest if scoring all would be slow."""
+        """Yield all items in batches, or the nearest if scoring all would be slow."""
         index = self.gallery.index
         fast = self.gallery.units is not None or self.gallery.own.factors(asked.z) is not None
         if not fast and len(index) * asked.z.mean.shape[1] > NUMBERS:
@@ -183,7 +183,7 @@ class Asker:
         yield from map(index.store.gallery.gaussian, index.store.gallery.blocks())
 
     def _risk(self, asked: PageQuery, near: TopK) -> dict[str, Any] | None:
-        """Whether the calibrated threshold, if any, answers a query of its kind; near: as in the calibration."""
+        """Return whether the calibrated threshold, if any, answers a query of its kind; near: as in the calibration."""
         if self.threshold is None:
             return None
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
@@ -223,7 +223,7 @@ class Asker:
 
 
 def without(asked: PageQuery, found: TopK, count: int) -> TopK:
-    """At most `count` answers to one query, without the item that asks."""
+    """Return at most `count` answers to one query, without the item that asks."""
     kept = (found.rows[0] >= 0) & (found.rows[0] != (-1 if asked.row is None else asked.row))
     return TopK(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])
 

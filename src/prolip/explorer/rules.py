@@ -37,7 +37,7 @@ class RuleTable(NamedTuple):
 
 
 def gallery_table(captions: Captions) -> RuleTable:
-    """The items of a gallery alone, or a sample of them with their first captions, which are embedded for it."""
+    """Return the items of a gallery alone, or a sample of them with their first captions, which are embedded for it."""
     gallery, total = captions.gallery, len(captions.gallery.index)
     rows, columns = np.zeros(0, dtype=np.int64), dict[str, torch.Tensor]()
     if captions.embedder is not None and gallery.index.side == "image":
@@ -67,7 +67,7 @@ def gallery_table(captions: Captions) -> RuleTable:
 
 
 def scored_table(folder: Path) -> RuleTable:
-    """All samples that `prolip curate score` has scored; a column is read when it is first used."""
+    """Return all samples that `prolip curate score` has scored; a column is read when it is first used."""
     manifest, paths = tables_of(folder)
     parts = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in paths]
     usable, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
@@ -91,7 +91,7 @@ def scored_table(folder: Path) -> RuleTable:
 
 
 def describe(table: RuleTable) -> dict[str, Any]:
-    """Every column with its meaning, 101 quantiles, and the counts between the first and the last hundredth."""
+    """Return every column with its meaning, 101 quantiles, and the counts between the first and the last hundredth."""
     found = []
     for name in table.names:
         values = table.column(name).astype(np.float64)

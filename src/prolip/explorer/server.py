@@ -128,7 +128,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def knows(self, name: str) -> bool:
-        """Whether a Host header names this server; with --host any address does, as rebinding needs a name."""
+        """Return whether a Host header names this server; with --host any address does, as rebinding needs a name."""
         return name in self.hosts or (not self.is_private and address_of(name) is not None)
 
     @property
@@ -291,11 +291,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests."""
+        """Return log no requests."""
 
 
 def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a name is, if any."""
+    """Return the IP address that a name is, if any."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -303,7 +303,7 @@ def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
+    """Return whether an address is reached from this machine only."""
     address = address_of(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 

@@ -56,7 +56,7 @@ class Gone(Exception):
 
 
 def has_picture(item: Item) -> bool:
-    """Whether an item says where its image is."""
+    """Return whether an item says where its image is."""
     return any(name in item for name in PLACES)
 
 
@@ -82,7 +82,7 @@ class Thumbnails:
             raise Gone(f"{error.filename or item['key']}: {error.strerror or error}") from error
 
     def data(self, item: Item) -> bytes:
-        """The bytes of an item's image file. `Gone` if there is none, OSError if it cannot be read."""
+        """Return the bytes of an item's image file. `Gone` if there is none, OSError if it cannot be read."""
         if "path" in item:
             try:
                 return read_file(item["path"], SAMPLE_BYTES)
@@ -107,7 +107,7 @@ class Thumbnails:
 
 
 def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2); or `Gone`."""
+    """Return the keys of a tar as a sorted run, and first byte and size of their images (N, 2); or `Gone`."""
     found: dict[str, tuple[int, int, int]] = {}
     try:
         with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:

@@ -38,11 +38,11 @@ class IndexSpec:
             raise ValueError(f"an index of the type {self.name!r} is unknown: use one of {', '.join(KINDS)}")
 
     def lists_for(self, rows: int) -> int:
-        """The lists of an index of so many rows: 4 sqrt(rows) by default, with PER_LIST rows each or more."""
+        """Return the lists of an index of so many rows: 4 sqrt(rows) by default, with PER_LIST rows each or more."""
         return self.lists or max(1, min(round(4 * math.sqrt(rows)), rows // PER_LIST))
 
     def sample_size(self, rows: int) -> int:
-        """The number of vectors that the index learns from."""
+        """Return the number of vectors that the index learns from."""
         return 1 if self.name == HNSW else min(rows, max(4096, PER_LIST * self.lists_for(rows)))
 
     def memory_per_item(self, width: int) -> float:
@@ -55,7 +55,7 @@ class IndexSpec:
 
 
 def make(spec: IndexSpec, gallery: GaussianArrays, constant: float) -> faiss.Index:
-    """An empty index, trained on a random sample of the gallery if its type learns."""
+    """Return an empty index, trained on a random sample of the gallery if its type learns."""
     rows, width = len(gallery.mean), gallery.vector.shape[1]
     if spec.name == HNSW:
         graph = faiss.IndexHNSWFlat(width, LINKS, faiss.METRIC_L2)
@@ -73,7 +73,7 @@ def make(spec: IndexSpec, gallery: GaussianArrays, constant: float) -> faiss.Ind
 
 
 def padded(width: int) -> int:
-    """The next multiple of PER_CODE: zeros change no distance."""
+    """Return the next multiple of PER_CODE: zeros change no distance."""
     return -(-width // PER_CODE) * PER_CODE
 
 
@@ -89,7 +89,7 @@ def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np
 def search(
     index: faiss.Index, asked: Tensor, count: int, probe: int, alive: np.ndarray | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
+    """Return rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
     kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
         given = FAISS.SearchParametersHNSW(efSearch=max(probe, count), sel=kept)

@@ -79,7 +79,7 @@ class TopK(NamedTuple):
 
 
 def empty(queries: int, k: int) -> TopK:
-    """No answers yet, (Q, k)."""
+    """Return no answers yet, (Q, k)."""
     return TopK(torch.full((queries, k), -1), torch.full((queries, k), -torch.inf, dtype=torch.float64))
 
 
@@ -185,7 +185,7 @@ def all_scores(score: Score, queries: Gaussian, items: Gaussian, side: Side) -> 
 
 
 def other_side(side: Side) -> Side:
-    """The side that a score compares this one with."""
+    """Return the side that a score compares this one with."""
     return "text" if side == "image" else "image"
 
 
@@ -208,7 +208,7 @@ def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
 
 
 def top(found: TopK, k: int) -> TopK:
-    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
+    """Return the k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
     by_row = found.rows.argsort(dim=1, stable=True)
     order = found.scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True)[:, :k]
     place, pad = by_row.gather(1, order), (0, max(0, k - found.rows.shape[1]))
@@ -252,7 +252,7 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
 
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
-    """The highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
+    """Return the highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
     out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)

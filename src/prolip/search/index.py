@@ -178,7 +178,7 @@ class SearchIndex:
         self.store.append(z, items, self.coarse, self.side, sources, replace)
 
     def source(self, address: str) -> dict[str, Any]:
-        """The state of a source: its position, how far it was read, and whether it is done."""
+        """Return the state of a source: its position, how far it was read, and whether it is done."""
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
@@ -264,11 +264,11 @@ class SearchIndex:
 
     @property
     def is_flat(self) -> bool:
-        """Whether a search reads all items: by type, or because there are few."""
+        """True if a search reads all items: by type, or because there are few."""
         return self.kind.name == FLAT or len(self) < LEAST
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
-        """The embeddings of rows, (M, D)."""
+        """Return the embeddings of rows, (M, D)."""
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:

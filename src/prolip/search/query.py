@@ -154,7 +154,7 @@ def answers_of(
 
 
 def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader | None) -> list[Meaning]:
-    """The meaning of each input of one side (N, D)."""
+    """Return the meaning of each input of one side (N, D)."""
     columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
     if units is not None:
         of = f"{other_side(side)}s"
@@ -177,7 +177,7 @@ def doubts_of(index: SearchIndex, reader: FittedReader | None, image: Tensor, ow
 
 
 def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
-    """The units of the model's traces, and the score that reads uncertainty off them."""
+    """Return the units of the model's traces, and the score that reads uncertainty off them."""
     own = index.score if index.card is None else index.card.scored_by()
     return own.units, own
 
@@ -258,7 +258,7 @@ def ask(
 
 
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
-    """Whether each query is of the other side than the gallery."""
+    """Return whether each query is of the other side than the gallery."""
     return [(query.image if index.side == "image" else query.text) is None for query in queries]
 
 

@@ -59,7 +59,7 @@ def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) ->
 
 
 def most_wrong(answers: int, risk: float, delta: float) -> int:
-    """The most wrong ones of so many new answers, with probability 1 - delta, if their risk holds."""
+    """Return the most wrong ones of so many new answers, with probability 1 - delta, if their risk holds."""
     return int(binom.ppf(1 - delta, answers, risk))
 
 

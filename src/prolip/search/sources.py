@@ -137,7 +137,7 @@ class Rebuild:
 
 
 def stamp(path: str) -> str:
-    """The size and the time of change of a file, "" for none."""
+    """Return the size and the time of change of a file, "" for none."""
     found = os.stat(path) if os.path.isfile(path) else None
     return "" if found is None else f"{found.st_size} {found.st_mtime_ns} "
 
@@ -148,12 +148,12 @@ def digest(data: bytes) -> str:
 
 
 def parse(address: str) -> NamedSource:
-    """A source by its kind and address. ValueError for others, FileNotFoundError."""
+    """Return a source by its kind and address. ValueError for others, FileNotFoundError."""
     return parse_source(address, "--data", KINDS)
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
-    """The model card, the dimensions, and how to load the model ({} of saved features) of a new index."""
+    """Return the model card, the dimensions, and how to load the model ({} of saved features) of a new index."""
     if parse(source).kind == "features":
         features = kept(source)
         return features.model, features.image.mean.shape[1], {}
@@ -202,7 +202,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
 
 
 def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
-    """The images of a folder, a table or a published set, with their captions or classes."""
+    """Yield the images of a folder, a table or a published set, with their captions or classes."""
     rows, base = read_rows(source, max_bad=max_bad), base_of(source)
     for number, row in enumerate(rows.rows):
         item: Item = {"key": key_of(row, base), **words_of(stated_by_row(row))}
@@ -211,13 +211,13 @@ def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
 
 
 def words_of(known: Stated) -> Item:
-    """The captions of an item, or else its class."""
+    """Return the captions of an item, or else its class."""
     texts = list(known[0]) or ([known[1]] if known[1] else [])
     return {"captions": texts} if texts else {}
 
 
 def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
-    """The samples of shards with their captions, but not of unchanged local shards."""
+    """Yield the samples of shards with their captions, but not of unchanged local shards."""
     faults = rebuild.faults
     for url, *_ in expand_shards(shards):
         shard = redacted(url)
@@ -244,7 +244,7 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
 
 
 def lines_of(path: str) -> list[str]:
-    """The distinct texts of a UTF-8 file in order, without blank lines."""
+    """Return the distinct texts of a UTF-8 file in order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
     try:
@@ -254,7 +254,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def kept(address: str) -> Features:
-    """The saved features of an address. ValueError if it names none of several data sets."""
+    """Return the saved features of an address. ValueError if it names none of several data sets."""
     folder, _, name = parse(address).address.partition(",")
     store = FeatureStore(folder)
     names = [task["dataset"]["name"] for task in store.tasks()]

@@ -74,7 +74,7 @@ class Store:
         return cls(folder)
 
     def __len__(self) -> int:
-        """Rows, including deleted ones."""
+        """Return rows, including deleted ones."""
         return self.values["rows"]
 
     def _open(self, own: bool = False) -> None:
@@ -303,7 +303,7 @@ class Store:
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
-    """Whether a folder holds a search index of any version; other programs have an index.json, too."""
+    """Return whether a folder holds a search index of any version; other programs have an index.json, too."""
     path = Path(folder) / NAME
     if not path.is_file():
         return False
@@ -340,7 +340,7 @@ def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def _line(value: Any) -> bytes:
-    """A value as a line of JSON, with any bytes of file names."""
+    """Return a value as a line of JSON, with any bytes of file names."""
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
@@ -359,14 +359,14 @@ def hashes_of(keys: Iterable[str]) -> np.ndarray:
 
 
 def run_of(keys: Sequence[str], start: int) -> np.ndarray:
-    """The sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
+    """Return the sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
     run = np.empty(len(keys), dtype=ENTRY)
     run["hash"], run["row"] = hashes_of(keys), np.arange(start, start + len(keys))
     return run[np.argsort(run["hash"], kind="stable")]
 
 
 def absorbed(sizes: Sequence[int], new: int) -> int:
-    """The number of last runs that a run of `new` entries is merged with."""
+    """Return the number of last runs that a run of `new` entries is merged with."""
     count = 0
     while count < len(sizes) and sizes[-1 - count] < 2 * new:
         count += 1
@@ -387,7 +387,7 @@ def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
+    """Return all rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
     places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     order = np.argsort(hashes)  # rising hashes reuse the cache
     for run in filter(len, runs):

@@ -49,7 +49,7 @@ class Units(NamedTuple):
         return nats if doubt is None else -hedge(-nats, doubt)
 
     def trace(self, share: Tensor, of: str = "images") -> Tensor:
-        """The trace of an input that fits this share: the inverse of `share`."""
+        """Return the trace of an input that fits this share: the inverse of `share`."""
         return self.unit * (torch.as_tensor(share) * self._total(of)).log()
 
     def _total(self, of: str) -> int:
@@ -59,7 +59,7 @@ class Units(NamedTuple):
 
 
 def in_words(share: float) -> str:
-    """A share in words: "about 1 in 12", "about 2 in 3", "nearly all"."""
+    """Return a share in words: "about 1 in 12", "about 2 in 3", "nearly all"."""
     if not 0 <= share <= 1:
         raise ValueError(f"share {share} is outside of [0, 1]")
     if share > 0.9:
@@ -75,6 +75,6 @@ def in_words(share: float) -> str:
 
 
 def range_in_words(low: float, high: float) -> str:
-    """An interval of shares in words: "about 1 in 900 to 1 in 60"."""
+    """Return an interval of shares in words: "about 1 in 900 to 1 in 60"."""
     ends = in_words(low), in_words(high)
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1].removeprefix('about ')}"

@@ -246,7 +246,7 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
 def test_a_field_that_no_sample_has_is_said_loudly(tmp_path, shards, model, capsys):
     assert main(score_words(shards, model, tmp_path, "--caption-sampling", "nofield")) == 1
     error = capsys.readouterr().err
-    assert "0.tar: none of its 15 samples can be used, the first: no caption: nothing in nofield" in error
+    assert "0.tar: none of its 15 samples can be used, the first: no caption: no text in nofield" in error
     assert "no sample of any shard can be used" in error
 
 

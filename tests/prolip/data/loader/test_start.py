@@ -28,7 +28,7 @@ WRONG = [
     ("{0..3}.tar", {}, "1 of 4 shards are missing", FileNotFoundError),
     ("0.tar", {}, "says that", ValueError),
     ("odd/*.tar", {}, "is no JSON", ValueError),
-    ("bad/0.tar", {}, "is no tar archive", ValueError),
+    ("bad/0.tar", {}, "is not a tar archive", ValueError),
     ("{0..2}.tar", {"shard_index": "/no.json"}, "--shard-index", OSError),
 ]
 
