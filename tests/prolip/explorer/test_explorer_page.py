@@ -133,9 +133,9 @@ def test_rules_count_while_the_slider_moves(opened):
     expect(page.locator("#curating")).to_be_hidden()  # nothing was scored that could be curated
     page.click("#formula")
     page.locator("#list input[type=text]").last.fill("text_uncertainty <")
-    expect(page.locator("#list .wrong")).to_contain_text("is no rule")
+    expect(page.locator("#list .wrong")).to_contain_text("is not a rule")
     page.locator("#list input[type=text]").last.fill("cosine < quantile(cosine, 2)")
-    expect(page.locator("#list .wrong")).to_contain_text("is not understood")
+    expect(page.locator("#list .wrong")).to_contain_text("is not supported")
     page.locator("#list input[type=text]").last.fill("cosine > -2")
     expect(page.locator("#kept")).to_contain_text("0 of 12 stay")
 

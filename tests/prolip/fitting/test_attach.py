@@ -213,7 +213,7 @@ def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
 @pytest.fixture
 def never_embeds(monkeypatch):
     """Nothing may be embedded: what is wrong was known before."""
-    monkeypatch.setattr("prolip.fitting.collect.embed_images", lambda *args, **options: pytest.fail("it embeds"))
+    monkeypatch.setattr("prolip.fitting.collect.embed_images", lambda *args, **options: pytest.fail("to embed"))
 
 
 def refused(capsys, *words) -> str:
