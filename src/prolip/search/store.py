@@ -1,4 +1,4 @@
-"""A gallery on disk that only grows, and is consistent if its writer is killed; docs/guides/search.md lists its files.
+"""A gallery on disk that only grows, and is consistent if its writer is killed. Files: docs/reference/search_index.md.
 
 A writer appends after the valid bytes, syncs, and replaces the manifest; the next one cuts off the rest of a killed
 one. Runs and approximate indexes never change but are replaced, and a reader keeps those that its manifest names.
