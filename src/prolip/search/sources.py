@@ -1,4 +1,4 @@
-"""Sources of an index: images, saved features or a file of texts (docs/reference/search_index.md), each read in a fixed order.
+"""Sources of an index: images, saved features or a text file, read in a fixed order (docs/reference/search_index.md).
 
 Each pass reads a source from its beginning and compares it with the index: it embeds new or changed items and removes
 missing ones. So after an interruption, a pass resumes by finding the items that the index has.
