@@ -94,11 +94,12 @@ def lines_of(code: str) -> Iterator[str]:
 
 
 def placed(source: str, target: str) -> None:
-    """Copy a file, or link a large one, which commands replace and never change."""
+    """Copy a file; give a large one, which commands replace and never change, a second name if the disk allows it."""
     if os.path.getsize(source) > 1e6:
-        os.symlink(os.path.realpath(source), target)
-    else:
-        shutil.copy2(source, target)
+        with contextlib.suppress(OSError):  # another disk
+            os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
+            return
+    shutil.copy2(source, target)
 
 
 class Sandbox:
