@@ -241,7 +241,7 @@ def test_notice_names_what_requirements_and_the_extras_name():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/train.md"])
 def test_training_commands_are_taken_by_the_program(page):
-    found = [match[1] for line in commands(page) if (match := re.search(r"training\.main (--.*)$", line))]
+    found = [match[1] for line in commands(page) if (match := re.search(r"(?:training\.main|prolip train) (--.*)$", line))]
     tried = [words for words in found if "--train-data" in words]
     assert tried
     for words in tried:
