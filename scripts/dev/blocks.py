@@ -9,7 +9,7 @@ number of lines. The blocks of a page run in order in one folder that resembles 
 `slurm`, a finished `runs/demo`, and small inputs (`make_inputs`). A comment above a block changes how it runs:
 
     <!-- run: slow -->       in slow tests only
-    <!-- run: serve -->      starts a server: wait for its address, then stop it
+    <!-- run: serve -->      starts a server: wait for its address, then stop it (also: serve, slow)
     <!-- run: no, REASON --> not at all; its flags are still checked
 
 `<!-- setup`, commands and `-->` run commands that the page does not show. Weights that must be downloaded are replaced
@@ -69,6 +69,10 @@ class Block:
     def runs(self) -> bool:
         return not self.mark.startswith("no")
 
+    @property
+    def slow(self) -> bool:
+        return "slow" in self.mark
+
 
 def pages() -> list[Path]:
     """README, the start page and the guides."""
@@ -124,7 +128,7 @@ class Sandbox:
         try:
             if block.kind == "python":
                 return self.printed(lambda: exec(code, self.names) or 0, code)
-            return "".join(self.command(line, block.mark == "serve") for line in lines_of(code))
+            return "".join(self.command(line, "serve" in block.mark) for line in lines_of(code))
         finally:
             os.chdir(before)
 

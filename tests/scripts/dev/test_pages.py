@@ -38,7 +38,7 @@ def run_page(page: Path, inputs: Path, demo: Path, folder: Path, slow: bool) -> 
     """Run the blocks of a page in order; returns how many ran."""
     sandbox, ran = blocks.Sandbox(folder / "page", inputs, demo), 0
     for block in blocks.blocks_of(page.read_text()):
-        if not block.runs or (block.mark == "slow") > slow:
+        if not block.runs or block.slow > slow:
             continue
         printed, ran = sandbox.run(block), ran + 1
         missing = blocks.missing_words(block, printed)
@@ -57,7 +57,9 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(name, inputs, demo, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if "<!-- run: slow -->" in (blocks.ROOT / name).read_text()])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if any(block.slow for block in blocks.blocks_of((blocks.ROOT / name).read_text()))]
+)
 def test_the_slow_blocks_of_a_page_run(name, inputs, demo, tmp_path):
     assert run_page(blocks.ROOT / name, inputs, demo, tmp_path, slow=True)
 
