@@ -45,7 +45,7 @@ def test_rules_keep_the_prompts_that_they_say():
         assert kept(f"below:{k}") == want
     assert kept("below:-9") == [[1], [0, 1, 2, 3], [0]]  # never none
     for word in ("", "some", "all:1", "certain", "certain:0", "certain:1.5", "below:x", "below:nan", "best:3"):
-        with pytest.raises(ValueError, match="chooses no prompts"):
+        with pytest.raises(ValueError, match="is not a rule for prompts"):
             PromptRule.parse(word)
     thirds = [[0.1, 0.1, 0.1]]
     assert kept("below:0", thirds) == [[0, 1, 2]]  # whose mean in float32 is less than each

@@ -118,7 +118,7 @@ def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, t
     assert "give --prompts bprw" in refused(*words, "certain:1", "--prompts-fit", f"wds:{data[0]}")
     assert "split of --prompts-fit" in refused(*words, "bprw", "--prompts-split", "train")
     assert "or give --prompts-fit" in refused(*words, "bprw", "--uncertainty")
-    assert "no setting of bprw" in refused(*words, "bprw:x")
+    assert "not a setting of bprw" in refused(*words, "bprw:x")
     fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output"]
     assert "ends in .json" in refused(*fit, str(tmp_path / "w"), command=prompts)
     assert "no weights to fit" in refused(*fit, str(tmp_path / "w.json"), "--rule", "best", command=prompts)
@@ -169,7 +169,7 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     lines = capsys.readouterr().out.splitlines()
     nats = -(found.table * found.table.log()).sum(1)
     assert lines[0] == str(found) and lines[1].startswith("7 classes, 4 prompts, even weight 0.2500; entropy ")
-    entropy = f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), of even weights 1.386"
+    entropy = f"{nats.mean():.3f} nats on average ({nats.min():.3f} to {nats.max():.3f}), even weights 1.386"
     assert entropy in lines[1]
     means = [float(line.split()[0]) for line in lines[2:6]]
     assert means == sorted(means, reverse=True) and sum(means) == pytest.approx(1, abs=1e-3)
