@@ -1,4 +1,4 @@
-"""Uncertainty in understandable units: nats and bits of information, and how many items an input fits."""
+"""Uncertainty in interpretable units: nats and bits of information, and the number of items that an input matches."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from prolip.uncertainty.doubt import hedge
 class Units(NamedTuple):
     """The units of the traces of a model that was fitted to matched pairs (`prolip.uncertainty.fit`).
 
-    With a trace of `unit` * eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says
-    log(images) - eta nats about which one is meant; an image likewise among `texts` texts.
+    With a trace of `unit` * eta an input has eta nats of ambiguity: a text matches exp(eta) of `images` images, and
+    carries log(images) - eta nats about the image; an image likewise among `texts` texts.
     """
 
-    unit: float  # 2/a, the squared distance of a nat
-    images: int  # how many the pairs had
+    unit: float  # 2/a, the trace of one nat
+    images: int  # number of images of the pairs
     texts: int
 
     def nats(self, trace: Tensor) -> Tensor:
-        """Nats that an input leaves open, eta; its trace in any shape."""
+        """Return the nats of ambiguity eta of an input; its trace in any shape."""
         return trace / self.unit
 
     def share(self, trace: Tensor, of: str = "images") -> Tensor:
-        """The expected share of the images that a text fits (or, of="texts", of the texts that an image fits)."""
+        """Return the expected share of images that a text matches (or, of="texts", of texts that an image matches)."""
         return (self.nats(trace).exp() / self._total(of)).clamp(max=1.0)
 
     def matches(self, trace: Tensor, among: int, of: str = "images") -> Tensor:
-        """How many of `among` such images (texts) are expected to fit."""
+        """Return the expected number of matches among `among` such images (texts)."""
         return self.share(trace, of) * among
 
     def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
-        """Nats, or bits, that an input says about which image (text) is meant: log(total) - eta, at least 0."""
+        """Return the nats, or bits, of information of an input: log(total) - eta, at least 0."""
         nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
         return nats / math.log(2) if bits else nats
 
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
-        """Nats of K candidates as answers to N questions, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
+        """Return nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
-        cosine: of the unit means, (N, K); doubt: of the N questions, d, which turns p(k|n) into (1 - d) p(k|n) + d / K.
+        cosine: of the unit means, (N, K). Base-rate weights d (N,) turn p(k|n) into (1 - d) p(k|n) + d / K.
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits
         return nats if doubt is None else -hedge(-nats, doubt)
 
     def trace(self, share: Tensor, of: str = "images") -> Tensor:
-        """The trace of an input that fits this share: the inverse of `share`."""
+        """Return the trace of an input that matches this share: the inverse of `share`."""
         return self.unit * (torch.as_tensor(share) * self._total(of)).log()
 
     def _total(self, of: str) -> int:
         if of not in ("images", "texts"):
-            raise ValueError(f"of={of!r}: what an input fits are images or texts")
+            raise ValueError(f"of={of!r}: use 'images' or 'texts'")
         return self.images if of == "images" else self.texts
 
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
     content = json.loads((coco / "instances.json").read_text())
     for text in ("{", '{"images": []}', '{"images": [], "annotations": [{"image_id": 1}]}'):
         bad.write_text(text)
-        refused(bad, "no file of COCO's instances|no image of")
+        refused(bad, "not a file of COCO's instances|no image of")
     content["images"][1]["file_name"] = "a/000000000001.png"
     bad.write_text(json.dumps(content))
     refused(bad, "(000000000001.png, a/000000000001.png) have one name")
@@ -153,5 +153,5 @@ def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
     first.unlink()
     refused(coco / "instances.json", "1 of 2 images are not in .* such as 000000000001.png", FileNotFoundError)
     assert not out.exists()
-    with pytest.raises(ValueError, match="holds no images at levels"):
+    with pytest.raises(ValueError, match="has no images at levels"):
         read_levels(out)
