@@ -168,8 +168,8 @@ def test_ppcl_refuses_what_does_not_fit():
         (ValueError, "block is -1: give 1 or more", z, {"block": -1}),
         (ValueError, r"scale is one number, got a tensor of shape \(2,\)", z, {"scale": torch.ones(2)}),
         (ValueError, r"labels got .*give \(3, K\)", z, {"labels": Matches(whole[:2], floats.long())}),
-        (TypeError, r"expected prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": Matches(whole, floats)}),
-        (TypeError, r"expected prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": torch.eye(3)}),
+        (TypeError, r"prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": Matches(whole, floats)}),
+        (TypeError, r"prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": torch.eye(3)}),
     ):
         with pytest.raises(error, match=words):
             ppcl(z, text, **{"scale": 1.0, "bias": 0.0} | more)

@@ -300,8 +300,8 @@ def test_what_does_not_fit_is_refused():
         ("give a text for each image", (score, z, longer, mean), {}),
         ("tile=0", (score, z, z, mean), {"tile": 0}),
         (r"texts have shapes \(3, 4\), \(4, 4\)", (score, z, (z.mean, longer.mean), mean), {}),
-        (r"a tile is \(3, 1\), want \(3, 3\)", (lambda p, q: p.trace[:, None], z, z, mean), {}),
-        (r"the loss is \(3,\), expected one number", (score, z, z, lambda similarity, positive: similarity.mean(1)), {}),
+        (r"a tile is \(3, 1\), expected \(3, 3\)", (lambda p, q: p.trace[:, None], z, z, mean), {}),
+        (r"loss is \(3,\), expected one number", (score, z, z, lambda similarity, positive: similarity.mean(1)), {}),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             tiled_loss_over_ranks(*given, **more)
