@@ -70,7 +70,7 @@ class FewShotClassifier(ImageClassifier):
             given = base.named_classes(known if self.classes is None else self.classes)
             for label in known:
                 if label not in given:
-                    raise ValueError(f"{base.unknown_label(label, list(given))} Or set text=False to use images only")
+                    raise ValueError(f"{base.unknown_label(label, list(given))}; or set text=False to use images only")
             if missing := ", ".join(repr(label) for label in given if label not in known):
                 remedy = "remove those classes, or use ZeroShotClassifier, which needs no images"
                 raise ValueError(f"there is no image of {missing}: {remedy}")

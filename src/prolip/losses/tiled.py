@@ -71,7 +71,7 @@ class TiledLoss(NamedTuple):
     tile: int
 
     def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-        """Return the loss, and gradients flagged in `wanted`. inputs: `kinds` images, texts, parameters."""
+        """Return the loss, and the gradients that are needed. inputs: `kinds` images, texts, parameters."""
         texts = inputs[kinds : len(inputs) - len(self.parameters)]
         rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
         similarity = self.fill(rows, columns)
@@ -120,7 +120,7 @@ class TiledLoss(NamedTuple):
     def differentiate(
         self, similarity: Tensor, positive: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Return the loss, dL/dS, and dL/d(parameter) flagged in `wanted`, None for the other parameters."""
+        """Return the loss, dL/dS, and dL/d(parameter) if needed, None for the other parameters."""
         learned = [x for x, need in zip(self.parameters, wanted) if need]
         with torch.enable_grad():
             value = self.value(similarity.requires_grad_(), positive, (similarity, *learned))

@@ -83,7 +83,7 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (sizes of the fit)
     numbers |= {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())}
     if lost := [name for name, x in numbers.items() if not x.isfinite().all()]:
         named = ", ".join(lost[:3])
-        raise ValueError(f"the fit has non-finite numbers ({named}): give more pairs, or more varied ones")
+        raise ValueError(f"the fit has numbers that are not finite ({named}): give more pairs, or more varied ones")
     return fitted
 
 

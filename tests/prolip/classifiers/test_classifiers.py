@@ -227,7 +227,7 @@ def test_bad_input_is_refused_in_words_and_a_diverged_model_gives_no_answer(smal
         (lambda: found.fit(rows), "give both, or neither"),
         (lambda: few(small).fit(rows, ["a"] * 4), "two or more classes"),
         (lambda: few(small, classes=["a", "b", "c"]).fit(rows, ["a", "a", "b", "b"]), "no image of 'c'"),
-        (lambda: few(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"]), "'b' is no class.*text=False"),
+        (lambda: few(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"]), "'b' is not a class.*text=False"),
         (lambda: ZeroShotClassifier(3, NAMES).fit(), "model=3"),
     ):
         with pytest.raises(ValueError, match=words):

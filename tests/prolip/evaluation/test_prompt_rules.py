@@ -125,7 +125,7 @@ def test_the_best_prompts_of_a_class_are_chosen_by_the_images_that_are_not_score
     assert result.info["prompts"] == best_prompts.CHOSEN
     turned = best_prompts.halves(features.keys[::-1], features.labels.flip(0)).flip(0)
     assert torch.equal(turned, best_prompts.halves(features.keys, features.labels))  # whatever the order of images
-    with pytest.raises(ValueError, match="no study of them"):
+    with pytest.raises(ValueError, match="use other prompts"):
         study_features(features)
 
 

@@ -245,7 +245,7 @@ def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
     )
     want = loss(numbers_of(direct_similarity(name, case)), brute_mask(case.labels, len(case.image.mean)))
     compare([with_gradients(got, case)], with_gradients(want, case))
-    with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), want \(2, 2\): one number for each pair, or C"):
+    with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), expected \(2, 2\): one number for each pair, or C"):
         tiled_loss_over_ranks(lambda x, y: score(x, y)[None, None], images, texts, loss, (case.scale, *learned), tile=2)
 
 

@@ -54,8 +54,8 @@ def damaged(**change):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (damaged(format="other"), "no prolip-prompts-1"),
-        (lambda values: [], "no prolip-prompts-1"),
+        (damaged(format="other"), "not prolip-prompts-1"),
+        (lambda values: [], "not prolip-prompts-1"),
         (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
         (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "that sum to one"),
         (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "numbers of 0 or more"),

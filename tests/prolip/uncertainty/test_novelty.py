@@ -194,7 +194,7 @@ def test_a_model_that_was_not_fitted_has_no_novelty():
 
 def test_errors_say_what_to_do(fitted):
     hidden, label = inputs(100)
-    with pytest.raises(ValueError, match=r"first is \(100, 12\), the widths say \(B, 13\)"):
+    with pytest.raises(ValueError, match=r"first is \(100, 12\), but the widths need \(B, 13\)"):
         fit(hidden, widths=Widths(mean=6, first=13))
     with pytest.raises(ValueError, match=r"\[100, 99\] means, rows of first tokens"):
         fit_novelty(hidden.z.mean, hidden.token_stats[1:], WIDTHS)
