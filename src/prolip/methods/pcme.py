@@ -29,14 +29,14 @@ class PCMEConfig(HeadsConfig):
     """Samples, weights and constants of the PCME loss; symbols as in the paper."""
 
     match_samples: int = option(8, "J, points drawn from each Gaussian")
-    match_start: float = option(15.0, "initial a and b of the probability; the paper has 15 for COCO, 5 for CUB")
+    match_start: float = option(15.0, "initial a and b of the probability; the paper uses 15 for COCO, 5 for CUB")
     kl_weight: float = option(
         1e-4,
         "weight of the divergence from N(0, I) (mean over D) next to the match loss per image"
         "; the paper's 1e-5 and 1e-3 for sums are 2.56e-3 and 0.256 here at D = 512",
     )
     uniformity_weight: float = option(
-        0.0, "weight of the uniformity loss; the paper's 10 for CUB is 0.039 here at batch 128, for COCO it has 0"
+        0.0, "weight of the uniformity loss; the paper's 10 for CUB is 0.039 here at batch 128, and 0 for COCO"
     )
 
     def __post_init__(self) -> None:

@@ -36,8 +36,8 @@ class ProLIPConfig:
     alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
     alpha2: float = option(1e-3, "weight of the inclusion of inputs in their masked views (eq. 6); 0: no views")
     beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
-    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs have 1000")
-    inclusion_eps: float = option(-10.0, "exponent of the factor on 1/sigma^2 in it; the paper's main runs have -20")
+    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs use 1000")
+    inclusion_eps: float = option(-10.0, "eps, exponent of the factor on 1/sigma^2 in H; the paper's main runs use -20")
     inclusion_form: str = option(
         "exact", "inclusion test as derived in A.4 (exact) or as printed in eq. 3 (printed)", choices=INCLUSION_FORMS
     )

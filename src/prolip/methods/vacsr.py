@@ -36,7 +36,7 @@ class VACSRConfig(HeadsConfig):
     )
     gumbel_temperature: float = option(0.5, "temperature of the softmax that picks a Gaussian; near 0: only one")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; not stated in the paper")
-    pair_tile: int = option(64, "images and texts per tile of pairs in the adapter; decides its memory")
+    pair_tile: int = option(64, "images and texts per tile of pairs in the adapter; bounds its memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -157,7 +157,7 @@ def root_of(run: Namespace) -> str:
     fields = {"dataset": name, "dataset_cleaned": name.replace("/", "-")}
     root = filled("--dataset_root", run.dataset_root, fields)
     if unsafe := UNSAFE.search(root):
-        raise ValueError(f"--dataset_root {root!r} has {unsafe[0]!r}, which reaches a shell in clip_benchmark: rename it")
+        raise ValueError(f"--dataset_root {root!r} has {unsafe[0]!r}; clip_benchmark passes it to a shell: rename it")
     return root
 
 
