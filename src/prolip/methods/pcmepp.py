@@ -31,7 +31,7 @@ CSD = get_measure("csd_similarity")
 class PCMEppConfig(HeadsConfig):
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
-    pseudo_weight: float = option(0.1, "alpha, weight of pseudo-positives; the paper uses 0.01 for 20% noise, 0 for 50%")
+    pseudo_weight: float = option(0.1, "alpha, weight of pseudo-positives; the paper has 0.01 for 20% noise, 0 for 50%")
     pseudo_positives: PseudoPositives = option(
         "all",
         "pairs count as positive if as near as any match of a row (all), or as the first"

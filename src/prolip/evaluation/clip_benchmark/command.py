@@ -89,7 +89,7 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
     return encoder, transform, tokenize
 
 
-# --- planning -----------------------------------------------------------------------------------------------
+# --- planning ---------------------------------------------------------------------------------------------------------
 def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
     """Parse clip_benchmark's flags by its own parser; own: our flags, which `rest` does not have."""
     given = [] if own.pretrained is None else ["--pretrained", *own.pretrained]
@@ -262,7 +262,7 @@ def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
-# --- running ---------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """Run one evaluation by clip_benchmark, and add similarity and precision to its file."""
     path = Path(run.output)

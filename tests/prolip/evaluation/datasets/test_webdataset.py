@@ -111,7 +111,7 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     "kind, members, words",
     [
-        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "the key ends at the first dot.*KEY.jpg next to KEY.cls$"),
+        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "ends at the first dot.*KEY.jpg next to KEY.cls$"),
         ("multilabel", {"image": IMAGE, "npy": mini.array([1] * 7)}, "suffix 'image'.*next to KEY.npy$"),
         ("retrieval", {"png": IMAGE}, "its images have no text beside them"),
         ("retrieval", None, "no tar archive but an HTML page"),
