@@ -166,7 +166,7 @@ def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[S
     """Yield the samples of numbered shards, with their keys there."""
     damage = FaultCounter() if reading.damage is None else reading.damage
 
-    def count(fault: SampleFault) -> None:  # faults that do not end a shard; some cost no sample
+    def count(fault: SampleFault) -> None:  # faults that do not end a shard; those that cost no sample are not damage
         if fault.kind not in UNCHARGED:
             damage.add(fault, url=url)
 
