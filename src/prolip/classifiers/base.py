@@ -58,7 +58,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     dimension_: int
     card_: ModelCard | None
     score_: Score
-    #: True if probabilities come from the model alone: they approach the base rate for images unlike its training.
+    #: True if probabilities come from the model alone, which has doubt about images unlike its training.
     doubts_: bool = False
 
     @abstractmethod

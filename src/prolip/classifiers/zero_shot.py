@@ -38,7 +38,7 @@ class ZeroShotClassifier(ImageClassifier):
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
         """Embed the classes. Labelled images, if any, calibrate the probabilities without changing the answers.
 
-        Without labels, probabilities use the model's own scale and base rate. ValueError for labels that no class has.
+        Without labels, probabilities use the model's own scale and doubt. ValueError for labels that no class has.
         """
         named = base.named_classes(self.classes)
         embedder = self._embedder()

@@ -47,7 +47,7 @@ class Features:
     text_key: str = ""  # of the saved texts
     prompts: Gaussian | None = None  # (C, T, D) of the classes, if images choose among them by `rule`
     rule: PromptRule = EVERY
-    evidence: Evidence | None = None  # input of the model's base-rate weight, if it has one
+    evidence: Evidence | None = None  # input of the model's doubt, if it has one
     damaged: dict[str, Any] = field(default_factory=dict)  # samples left out: counts by kind, examples
 
 

@@ -95,7 +95,7 @@ def fit_uncertainty(
     seed: int = 0,
     **options: Any,
 ) -> Fitted:
-    """Fit variances, novelty and base-rate weight of a trained model to images with texts, and write the model.
+    """Fit variances, novelty and doubt of a trained model to images with texts, and write the model.
 
     model, pretrained, tokenizer, options: as for `Embedder.load`, and batch_size; data: as for `prolip
     uncertainty --data`, or its config; config: sizes of the fit. The model's means do not change.

@@ -1,4 +1,4 @@
-"""Base-rate weight: how far a match probability relies on the base rate instead of the model."""
+"""Doubt: the share of a match probability that comes from the base rate instead of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prolip.gaussian import upcast
 
-VERSION, NUMBERS = 1, 12  # version and count of the stored numbers of a base-rate weight
+VERSION, NUMBERS = 1, 12  # version and count of the stored numbers of a doubt
 LOW, ONE_IN = -5.0, 20  # non-matches with a logit below LOW are sampled, one in ONE_IN
 RIDGE = 1.0  # weight of the prior N(0, 1) of the standardised coefficients, in matches
 GALLERY = 8  # fewest images of a gallery with a mean
@@ -30,7 +30,7 @@ class Evidence(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """Base-rate weight d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest)."""
+    """Doubt d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest)."""
 
     alone: tuple[float, ...]  # b, b_h, b_m
     among: tuple[float, ...]  # b, b_h, b_m, b_g, for images in a gallery
@@ -63,7 +63,7 @@ class Doubt(NamedTuple):
             return None
         if int(x[0]) != VERSION:
             remedy = "fit it again with prolip uncertainty, or use the prolip that wrote it"
-            raise ValueError(f"the model's base-rate weight has version {x[0]:g}, expected {VERSION}: {remedy}")
+            raise ValueError(f"the model's doubt has version {x[0]:g}, expected {VERSION}: {remedy}")
         return cls(tuple(x[1:4]), tuple(x[4:8]), tuple(x[8:10]), tuple(x[10:12]))
 
 
@@ -104,7 +104,7 @@ def pick_cases(
 
 
 def fit_doubt(cases: Cases) -> Doubt:
-    """Fit the base-rate weight by the log loss of (1 - d) sigmoid(z) + d share, in float64."""
+    """Fit the weights of `Doubt` by the log loss of (1 - d) sigmoid(z) + d share, in float64."""
     from scipy.optimize import minimize
 
     columns = cases.columns
@@ -134,6 +134,6 @@ def fit_doubt(cases: Cases) -> Doubt:
 
 
 def hedge(log_p: Tensor, doubt: Tensor) -> Tensor:
-    """Return log((1 - d) p + d / K) of K candidate answers: log probabilities (N, K), d (N,) -> (N, K)."""
+    """Return log((1 - d) p + d / K) of K candidate answers: log probabilities (N, K), doubts (N,) -> (N, K)."""
     d = upcast(doubt).unsqueeze(1).to(log_p.dtype)
     return torch.logaddexp(log_p + (-d).log1p(), d.log() - math.log(log_p.shape[1]))

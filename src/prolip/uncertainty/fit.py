@@ -179,7 +179,7 @@ def fit_readings(
 
 
 def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
-    """Fit the base-rate weight to changed images and their originals, with traces (M,); None without novelty."""
+    """Fit doubt to changed images and their originals, with traces (M,); None without novelty."""
     reader, score, rows = fitted.reader, fitted.score, pairs.changed_of
     if pairs.changed is None or rows is None or not len(rows) or reader is None or reader.novelty is None:
         return None

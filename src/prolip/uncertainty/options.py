@@ -20,7 +20,7 @@ class FitOptions:
     novelty_centres: int = option(512, "classes of known images and texts for novelty, the distance from them; 0: none")
     readings: int = option(2048, "training images to store, to estimate the ambiguity of new ones; 0: none")
     changed_images: int = option(
-        400, "training images to embed also under strong changes, to fit the uncertainty of unfamiliar ones; 0: none"
+        400, "training images to embed also under strong changes, to fit the doubt about unfamiliar ones; 0: none"
     )
 
     def __post_init__(self) -> None:

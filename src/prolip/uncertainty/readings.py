@@ -1,4 +1,4 @@
-"""Stored parts of the training data, for the ambiguity of images, intervals of shares, and base-rate weights."""
+"""Stored parts of the training data, for the ambiguity of images, intervals of shares, and doubt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Readings(nn.Module):
     images: Tensor  # training images (K, D)
     true: Tensor  # which texts match which images, (K, G) bool
     bounds: Tensor  # (4,), true nats of a text minus its eta: lower and upper of known texts, then of unknown ones
-    doubt_numbers: Tensor  # of the base-rate weight
+    doubt_numbers: Tensor  # `Doubt.numbers`
 
     def __init__(self, dim: int, images: int):
         super().__init__()
@@ -44,7 +44,7 @@ class Readings(nn.Module):
 
     @property
     def doubt(self) -> Doubt | None:
-        """The fitted base-rate weight, or None."""
+        """The fitted doubt, or None."""
         return Doubt.from_numbers(self.doubt_numbers.tolist())
 
     def forward(self, mean: Tensor, scale: float) -> Tensor:
@@ -81,7 +81,7 @@ class FittedReader(NamedTuple):
     images: int
 
     def evidence(self, mean: Tensor) -> Evidence | None:
-        """Return the input of the base-rate weight for images, unit means (N, D); None for a model without novelty."""
+        """Return the input of `Doubt` for images, unit means (N, D); None for a model without novelty."""
         if self.novelty is None:
             return None
         placed = self._placed(mean)

@@ -42,7 +42,7 @@ class Units(NamedTuple):
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
         """Return nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
-        cosine: of the unit means, (N, K). Base-rate weights d (N,) turn p(k|n) into (1 - d) p(k|n) + d / K.
+        cosine: of the unit means, (N, K); doubt: of the N queries, d, turns p(k|n) into (1 - d) p(k|n) + d / K.
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits

@@ -78,7 +78,7 @@ class Bins:
 
 
 class Matching(NamedTuple):
-    """A score's match probabilities, with base-rate weights of images (N,) and shares of images per text (T,)."""
+    """A score's match probabilities, with doubts of images (N,) and shares of images per text (T,)."""
 
     score: Score
     doubt: Tensor | None = None
@@ -112,7 +112,7 @@ class MatchReliability(Bins):
 
 
 def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
-    """Return the softmax probability of the chosen class, max_c softmax(logits)_c: (N, C), weights (N,) -> (N,)."""
+    """Return the softmax probability of the chosen class, max_c softmax(logits)_c: (N, C), doubts (N,) -> (N,)."""
     logits = upcast(logits)
     log_p = logits.amax(1) - logits.logsumexp(1) if doubt is None else hedge(logits.log_softmax(1), doubt).amax(1)
     return log_p.exp().clamp(max=1)  # rounding may give 1 + 1e-7
