@@ -95,7 +95,7 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
         assert len(found.keys) == 12 and "s0000004" not in found.keys
         assert found.damaged["kinds"] == {"bad image": 1} and "s0000004" in found.damaged["examples"][0]
     assert not list((tmp_path / "store").glob("images/*")) and not list((tmp_path / "store").glob("tasks/*"))
-    assert f"the features of wds are not kept in {tmp_path / 'store'}" in caplog.text
+    assert f"the features of wds are not saved in {tmp_path / 'store'}" in caplog.text
 
 
 def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
@@ -120,7 +120,7 @@ def made(samples: list[Sample], kind="classification", **options) -> Dataset:
     [
         ([Sample("a", mini.picture(0), 1), Sample("b", mini.picture(1))], {}, r"the label of .*: 1 of 2 have none"),
         ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples with one key"),
-        ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, wanted 2"),
+        ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, expected 2"),
         ([Sample("a", mini.picture(0), captions=())], {"kind": "retrieval"}, "has no caption"),
         ([], {}, "no image in memory"),
     ],

@@ -134,7 +134,7 @@ def test_what_has_no_prompts_to_choose_from_is_refused(tmp_path, data, folder, t
         return refusal(capsys, evaluate, *words)
 
     words = ["--model", folder, "--data", f"wds:{data}"]
-    assert "certain:9 of 4 prompts" in refused(*words, "--prompts", "certain:9")
+    assert "certain:9 exceeds the 4 prompts" in refused(*words, "--prompts", "certain:9")
     assert "drop --uncertainty" in refused(*words, "--prompts", "best", "--uncertainty")
     assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", "certain:1")
     pairs, many = mini.wds_retrieval(tmp_path / "wds_pairs"), mini.wds_multilabel(tmp_path / "wds_many")

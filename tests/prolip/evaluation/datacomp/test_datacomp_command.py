@@ -60,7 +60,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_b
     assert sorted(keys(out)) == sorted(set(NAMES) - {"misc/winogavil", "fairness/geode"})
     assert set(outcome.missing) == {"misc/winogavil", "fairness/geode"}
     assert outcome.rows[0].averages == {}
-    assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
+    assert "no Retrieval, 2 of 3 tasks are available; missing: WinoGAViL." in capsys.readouterr().out
 
 
 def test_the_wrong_folder_is_said_to_be_one(suite, tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_what_was_finished_before_is_said_and_gets_no_plots(suite, tmp_path, cap
     suite.run(out, "--tasks", "mnist")
     assert "are finished" not in capsys.readouterr().out
     suite.run(out, "--tasks", "mnist", "cifar10", "--plots")
-    assert f"1 of 2 tasks are finished and get no plots: their results in {tmp_path}" in capsys.readouterr().out
+    assert f"1 of 2 tasks are finished and get no plots: their results stay in {tmp_path}" in capsys.readouterr().out
     (plots,) = (out / "plots").iterdir()
     assert plots.name == "cifar10-csd" and {"risk_coverage.png", "by_decile.png"} <= {x.name for x in plots.iterdir()}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
@@ -159,7 +159,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
         (["--similarity", "dot"], "dot"),
         (["--part", "2/2"], "from 0"),
         (["--published", "none"], "published_datacomp.py"),
-        (["--data", "nowhere"], "nowhere is no folder"),
+        (["--data", "nowhere"], "nowhere is not a folder"),
         (["--output", __file__], __file__),
         (["--save-features", __file__], "is a file: give a folder"),
         (["--prompts", "none.json"], "no file"),

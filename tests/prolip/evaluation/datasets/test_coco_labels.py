@@ -116,8 +116,8 @@ def test_what_is_missing_is_named(split, monkeypatch):
     scores = PairScores.from_matrix(torch.zeros(IMAGES, len(captions)))
     for rows, columns, message in (
         (images, [*captions[:-1], 10**6], f"1 of 250 annotated captions are missing, {captions[-1]} first"),
-        (images[:-1], captions, "49 image ids, 49 different ones, for 50 images"),
-        (images, [*captions[:-1], captions[0]], "250 caption ids, 249 different ones"),
+        (images[:-1], captions, "49 image ids, 49 of them distinct, for 50 images"),
+        (images, [*captions[:-1], captions[0]], "250 caption ids, 249 of them distinct"),
     ):
         with pytest.raises(ValueError, match=message):
             coco.label_set_metrics(scores, rows, columns, annotations)

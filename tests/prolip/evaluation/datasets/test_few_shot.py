@@ -135,7 +135,7 @@ def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
     assert "--shots 0" in refused("--shots", "0") and "no {c}" in refused("--template", "a photo")
     assert run(root, tmp_path / "out") == 0
     assert run(root, tmp_path / "out") == 2
-    assert "train.tar is there already" in capsys.readouterr().err
+    assert "train.tar exists already" in capsys.readouterr().err
 
 
 def test_a_model_is_evaluated_on_both_parts_with_their_harmonic_mean(tmp_path, folder, capsys):

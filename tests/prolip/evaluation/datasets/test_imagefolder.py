@@ -56,7 +56,7 @@ def test_links_are_followed_inside_the_folder_alone(root, tmp_path, link):
 @pytest.mark.parametrize(
     "spoil, error, message",
     [
-        (lambda f: (f / "empty").mkdir(), DamagedData, "class folder .*empty holds no image"),
+        (lambda f: (f / "empty").mkdir(), DamagedData, "class folder .*empty has no image"),
         (lambda f: (f / "Bee/val_2_0.JPEG").write_bytes(b""), DamagedData, "1 of 6 files are empty: .*val_2"),
         (lambda f: (f / "classnames.txt").write_text("one\ntwo"), ValueError, "2 class names for 3 classes"),
         (lambda f: (f / "zeroshot_classification_templates.txt").write_text("it"), DamagedData, "'it' has no {c}"),

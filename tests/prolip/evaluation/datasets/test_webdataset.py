@@ -79,7 +79,7 @@ def test_the_fingerprint_follows_the_data_and_not_its_place_or_prompts(folder, t
 @pytest.mark.parametrize(
     "file, text, error, message",
     [
-        ("test/nshards.txt", None, FileNotFoundError, "no test/nshards.txt at .*holds classnames"),
+        ("test/nshards.txt", None, FileNotFoundError, "no test/nshards.txt at .*has classnames"),
         ("test/nshards.txt", "two", DamagedData, "has 'two': write the number of shards"),
         ("test/1.tar", None, FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
         ("zeroshot_classification_templates.txt", "", FileNotFoundError, "an empty one"),
