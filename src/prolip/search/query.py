@@ -186,7 +186,7 @@ def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: FittedReader | None = None
 ) -> dict[str, np.ndarray]:
     """Confidences of the first answer to each query by name, (Q,), larger is more certain; -inf without an answer.
-    Some need units, novelty or a small gallery (docs/guides/search.md). found: equally many answers for each query;
+    Some need units, novelty or a small gallery (docs/reference/search_index.md). found: equally many answers for each query;
     pairs, reader: as in `answers_of`.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]

@@ -1,4 +1,4 @@
-"""Sources of an index: images, saved features or a file of texts (docs/guides/search.md), each read in a fixed order.
+"""Sources of an index: images, saved features or a file of texts (docs/reference/search_index.md), each read in a fixed order.
 
 Each pass reads a source from its beginning and compares it with the index: it embeds what is new or changed, and
 removes what is gone. So a killed pass resumes by finding what is there.

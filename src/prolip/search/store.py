@@ -1,4 +1,4 @@
-"""A gallery on disk that only grows, and is whole whenever its writer is killed; docs/guides/search.md lists its files.
+"""A gallery on disk that only grows, and is whole whenever its writer is killed; docs/reference/search_index.md lists its files.
 
 A writer appends after the bytes that count, syncs, and replaces the manifest; the next one cuts off what a killed one
 left. Runs and approximate indexes never change: others replace them, and a reader holds those that its manifest names.

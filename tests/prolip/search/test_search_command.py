@@ -222,7 +222,7 @@ def test_a_dry_run_has_a_row_for_every_kind_and_writes_nothing(tmp_path, photos,
 def test_the_room_of_ten_million_items_is_that_of_the_docs():
     held = {line.split(" | ")[0][2:]: line.split(" | ") for line in table(10_000_000, 768).split("\n")[2:]}
     assert held["pq"][1] == "104" and float(held["pq"][2]) < 1.1 and float(held["hnsw"][2]) > 30
-    assert table(10_000_000, 768) in (Path(__file__).parents[3] / "docs/guides/search.md").read_text()
+    assert table(10_000_000, 768) in (Path(__file__).parents[3] / "docs/reference/search_index.md").read_text()
 
 
 ODD = (b"a\nb.png", b"\xff\xfe.png", b"\x1b[31mc.png", b"u\xe2\x80\xa8v.png", b"sub\xe4/x\r.png", b'q"{1..3}.png')

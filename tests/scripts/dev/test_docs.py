@@ -163,11 +163,6 @@ def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpu
     assert samples[1].image == (tmp_path / "dog.png").read_bytes()
 
 
-def test_python_of_classification_md_runs_with_a_fitted_model(run_page):
-    given = {"pictures": list(PICTURES), "labels": ["cat", "dog", "apple"] * 2, "others": PICTURES[:2]}
-    assert "I do not know" in run_page("docs/guides/classification.md", **given)[1]
-
-
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
 
 
