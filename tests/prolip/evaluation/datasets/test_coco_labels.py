@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(split, monkeypatch):
         with pytest.raises(ValueError, match=message):
             coco.label_set_metrics(scores, rows, columns, annotations)
     (folder / "cxc_image_to_caption.json").unlink()
-    with pytest.raises(FileNotFoundError, match="lacks cxc_image_to_caption.json.*pip install eccv_caption"):
+    with pytest.raises(FileNotFoundError, match="has no cxc_image_to_caption.json.*pip install eccv_caption"):
         coco.load_annotations(folder)
     monkeypatch.setattr(coco, "PACKAGE", "no_such_package_of_captions")
     with pytest.raises(FileNotFoundError, match="package no_such_package_of_captions is not installed"):
