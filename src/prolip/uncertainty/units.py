@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Uncertainty in interpretable units: nats and bits of information, and the number of items that an input matches."""
+=======
+"""Uncertainty in intuitive units: nats and bits of information, and expected matches of an input."""
+>>>>>>> main
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from prolip.uncertainty.doubt import hedge
 
 
 class Units(NamedTuple):
-    """The units of the traces of a model that was fitted to matched pairs (`prolip.uncertainty.fit`).
+    """The units of a model's traces, fitted to matched pairs (`prolip.uncertainty.fit`).
 
+<<<<<<< HEAD
     With a trace of `unit` * eta an input has eta nats of ambiguity: a text matches exp(eta) of `images` images, and
     carries log(images) - eta nats about the image; an image likewise among `texts` texts.
     """
@@ -36,13 +41,43 @@ class Units(NamedTuple):
 
     def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
         """Return the nats, or bits, of information of an input: log(total) - eta, at least 0."""
+=======
+    An input with trace `unit` * eta has eta nats of uncertainty: a text matches exp(eta) of `images` images, so it has
+    log(images) - eta nats of information about its image; an image likewise among `texts` texts.
+    """
+
+    unit: float  # 2/a, the squared distance of one nat
+    images: int  # number in the fitted pairs
+    texts: int
+
+    def nats(self, trace: Tensor) -> Tensor:
+        """Return the uncertainty of inputs in nats, eta, from their traces in any shape."""
+        return trace / self.unit
+
+    def share(self, trace: Tensor, of: str = "images") -> Tensor:
+        """Return the expected share of images that a text matches (of="texts": of texts that an image matches)."""
+        return (self.nats(trace).exp() / self._total(of)).clamp(max=1.0)
+
+    def matches(self, trace: Tensor, among: int, of: str = "images") -> Tensor:
+        """Return the expected matches among `among` such images (texts)."""
+        return self.share(trace, of) * among
+
+    def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
+        """Return the nats, or bits, of information about the right image (text): log(total) - eta, at least 0."""
+>>>>>>> main
         nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
         return nats / math.log(2) if bits else nats
 
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
+<<<<<<< HEAD
         """Return nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
         cosine: of the unit means, (N, K); doubt: of the N queries, d, turns p(k|n) into (1 - d) p(k|n) + d / K.
+=======
+        """Return the nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
+
+        cosine: of the unit means, (N, K). The second argument, d (N,), turns p(k|n) into (1 - d) p(k|n) + d / K.
+>>>>>>> main
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits
@@ -54,12 +89,16 @@ class Units(NamedTuple):
 
     def _total(self, of: str) -> int:
         if of not in ("images", "texts"):
+<<<<<<< HEAD
             raise ValueError(f"of={of!r}: use 'images' or 'texts'")
+=======
+            raise ValueError(f"of={of!r}: give images or texts")
+>>>>>>> main
         return self.images if of == "images" else self.texts
 
 
 def in_words(share: float) -> str:
-    """A share in words: "about 1 in 12", "about 2 in 3", "nearly all"."""
+    """Return a share in words: "about 1 in 12", "about 2 in 3", "nearly all"."""
     if not 0 <= share <= 1:
         raise ValueError(f"share {share} is outside of [0, 1]")
     if share > 0.9:
@@ -75,6 +114,6 @@ def in_words(share: float) -> str:
 
 
 def range_in_words(low: float, high: float) -> str:
-    """An interval of shares in words: "about 1 in 900 to 1 in 60"."""
+    """Return an interval of shares in words: "about 1 in 900 to 1 in 60"."""
     ends = in_words(low), in_words(high)
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1].removeprefix('about ')}"
