@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Uncertainty in interpretable units: nats and bits of information, and the number of items that an input matches."""
-=======
 """Uncertainty in intuitive units: nats and bits of information, and expected matches of an input."""
->>>>>>> main
 
 from __future__ import annotations
 
@@ -18,30 +14,6 @@ from prolip.uncertainty.doubt import hedge
 class Units(NamedTuple):
     """The units of a model's traces, fitted to matched pairs (`prolip.uncertainty.fit`).
 
-<<<<<<< HEAD
-    With a trace of `unit` * eta an input has eta nats of ambiguity: a text matches exp(eta) of `images` images, and
-    carries log(images) - eta nats about the image; an image likewise among `texts` texts.
-    """
-
-    unit: float  # 2/a, the trace of one nat
-    images: int  # number of images of the pairs
-    texts: int
-
-    def nats(self, trace: Tensor) -> Tensor:
-        """Return the nats of ambiguity eta of an input; its trace in any shape."""
-        return trace / self.unit
-
-    def share(self, trace: Tensor, of: str = "images") -> Tensor:
-        """Return the expected share of images that a text matches (or, of="texts", of texts that an image matches)."""
-        return (self.nats(trace).exp() / self._total(of)).clamp(max=1.0)
-
-    def matches(self, trace: Tensor, among: int, of: str = "images") -> Tensor:
-        """Return the expected number of matches among `among` such images (texts)."""
-        return self.share(trace, of) * among
-
-    def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
-        """Return the nats, or bits, of information of an input: log(total) - eta, at least 0."""
-=======
     An input with trace `unit` * eta has eta nats of uncertainty: a text matches exp(eta) of `images` images, so it has
     log(images) - eta nats of information about its image; an image likewise among `texts` texts.
     """
@@ -64,20 +36,13 @@ class Units(NamedTuple):
 
     def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
         """Return the nats, or bits, of information about the right image (text): log(total) - eta, at least 0."""
->>>>>>> main
         nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
         return nats / math.log(2) if bits else nats
 
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
-<<<<<<< HEAD
-        """Return nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
-
-        cosine: of the unit means, (N, K); doubt: of the N queries, d, turns p(k|n) into (1 - d) p(k|n) + d / K.
-=======
         """Return the nats of K candidates as answers to N queries, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
         cosine: of the unit means, (N, K). The second argument, d (N,), turns p(k|n) into (1 - d) p(k|n) + d / K.
->>>>>>> main
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits
@@ -89,11 +54,7 @@ class Units(NamedTuple):
 
     def _total(self, of: str) -> int:
         if of not in ("images", "texts"):
-<<<<<<< HEAD
-            raise ValueError(f"of={of!r}: use 'images' or 'texts'")
-=======
             raise ValueError(f"of={of!r}: give images or texts")
->>>>>>> main
         return self.images if of == "images" else self.texts
 
 
