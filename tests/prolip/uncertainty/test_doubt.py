@@ -53,7 +53,7 @@ def test_it_says_where_it_is_further_out_than_what_it_was_fitted_to():
 def test_its_numbers_make_it_again_and_those_of_a_later_version_are_refused():
     assert len(DOUBT.numbers) == NUMBERS and Doubt.from_numbers(DOUBT.numbers) == DOUBT
     assert Doubt.from_numbers([0.0] * NUMBERS) is None
-    with pytest.raises(ValueError, match="version 2, this code reads 1: fit it again"):
+    with pytest.raises(ValueError, match="version 2, expected 1: fit it again"):
         Doubt.from_numbers([2.0, *DOUBT.numbers[1:]])
 
 
