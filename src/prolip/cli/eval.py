@@ -195,7 +195,7 @@ GALLERIES = """galleries:
 #: Drawings of the corpus, and the names that they are told from.
 DRAWINGS = (
     flag("--data", "shards whose drawings are evaluated", nargs="+", required=True, metavar="TAR"),
-    flag("--select", "which concepts, e.g. 'group=animals nature|food drink|travel places'", metavar="RULE"),
+    flag("--select", "which concepts: demo (the demo's), or 'group=animals nature|food drink'", metavar="RULE"),
     flag("--names", "shards whose concepts are in the gallery, too", nargs="+", metavar="TAR"),
     flag("--all-names", "--select does not narrow the gallery", action="store_true"),
 )
