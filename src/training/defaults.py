@@ -18,7 +18,7 @@ from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.model_options import BASE, SMALL
 from training.parallel import World, from_first, largest
 
-#: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/guides/train.md.
+#: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/studies/defaults.md.
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
 FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 
