@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from prolip.utils.documents import read_json
 from prolip.utils.fields import option
-from prolip.utils.flags import Parser, argument_settings, flag_of
+from prolip.utils.flags import Parser, argument_settings, flag_of, with_choices
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def shared(
         settings |= {name: own[name] for name in ("metavar", "least") if name in own}
         settings |= {"required": True} if field.name in required else {}
         default = defaults.get(field.name, field.default)
-        text = help.get(field.name, own["help"]).replace("%", "%%")
+        text = with_choices(help.get(field.name, own["help"]), settings).replace("%", "%%")
         flags.append(flag(flag_of(field.name), text, default=None if field.name in required else default, **settings))
     return titled((group.__doc__ or "").partition("\n")[0].rstrip("."), *flags)
 

@@ -172,7 +172,7 @@ COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/sub
 
 
 def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
-    """Return the metrics of an eval.json, infinite ones as None. ValueError for a wrong type or a value out of range."""
+    """Return the metrics of an eval.json, infinite ones as None. ValueError for a wrong type or range."""
     if not isinstance(metrics, dict):
         raise ValueError(f"{path} is {shown(metrics)}: expected the metrics of an evaluation, name -> number")
     lost = {key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}

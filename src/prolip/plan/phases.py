@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 def scoring(local: int, columns: int, dim: int, cluster: Cluster) -> tuple[float, int]:
-    """Return (seconds, blocks of rows) of `local` images against `columns` texts: the longer of products and launches."""
+    """Return (seconds, blocks of rows) of `local` images against `columns` texts: the larger of products, launches."""
     blocks = math.ceil(local / min(local, default_block(columns, CUDA)))
     products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.sheet.fp32_tflops * 1e12)
     visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
