@@ -39,7 +39,6 @@ BANNED = {
     r"surest|sureness|surer": "most certain, confidence, more certain",
     r"(?:leaves?|left|leaving) open": "name what is uncertain",
     r"(?:broken|broke|breaks?) off": "interrupted",
-    r"doubts?|doubtful": "uncertainty",
     r"strangeness|newness": "novelty",
     r"spoilt|spoiled": "damaged",
     r"for good": "permanently",
@@ -83,6 +82,8 @@ OPENERS = frozenset(
         "not",
     ]
 )
+#: Code, and words that a page mentions without using them.
+QUOTED = re.compile(r'```.*?```|`[^`]*`|"[^"\n]*"', re.S)
 FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
 TABLE = re.compile(r"^\|.*$", re.M)
 
@@ -133,7 +134,7 @@ def checked(path: Path) -> Iterator[tuple[int, str]]:
     """The texts of a file that people read, with their first lines: docstrings, messages and comments of Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield 1, re.sub(r"```.*?```|`[^`]*`", lambda code: re.sub(r"[^\n]", "x", code[0]), text, flags=re.S)
+        yield 1, re.sub(QUOTED, lambda quoted: re.sub(r"[^\n]", "x", quoted[0]), text)
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:

@@ -36,7 +36,7 @@ def module() -> ModuleType:
 
 def test_it_trains_by_the_command_of_the_page_with_scale_and_bias_in_the_log(lines, tmp_path, capsys):
     assert len([line for line in lines.splitlines() if line.strip()]) <= 25 and PAGE.index(lines) < 200
-    command = re.search(r"^python -m training.main (--method smooth .*?)\n```", PAGE, re.DOTALL | re.MULTILINE)[1]
+    command = re.search(r"^prolip train (--method smooth .*?)\n```", PAGE, re.DOTALL | re.MULTILINE)[1]
     words = shlex.split(command.replace("\\\n", " "))
     assert main([*words, "--output", str(tmp_path), "--log-every-n-steps", "5"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "smooth/metrics.jsonl").read_text().splitlines()]
