@@ -144,7 +144,7 @@ def test_a_pipe_is_written_as_it_is(tmp_path):
 
 def test_a_disk_without_room_is_refused_and_one_that_tells_no_sizes_is_not(tmp_path, monkeypatch):
     check_output(tmp_path / "new/file", size=1)
-    with pytest.raises(ValueError, match=r"file takes about [\d,]+ MiB, and [\d,]+ MiB are free in .*: make room"):
+    with pytest.raises(ValueError, match=r"file needs about [\d,]+ MiB, but [\d,]+ MiB are free in .*: free space"):
         check_output(tmp_path / "new/file", size=2**60)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
     check_output(tmp_path / "new/file", size=2**60)
