@@ -27,7 +27,7 @@ MODELS = (
 )
 
 
-def inclusion_flag(use: str) -> Flags:
+def inclusion_by(use: str) -> Flags:
     """Return the flag of the inclusion measure."""
     text = f"measure of inclusion, for {use}: {', '.join(INCLUSIONS)}, or {OWN} for the model's score"
     return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), metavar="MEASURE")
@@ -36,7 +36,7 @@ def inclusion_flag(use: str) -> Flags:
 #: Flags of a traversal.
 TRAVERSAL = (
     flag("--steps", "steps from the caption to the root", default=STEPS, least=2),
-    inclusion_flag("the caption that most includes an image"),
+    inclusion_by("the caption that most includes an image"),
 )
 
 

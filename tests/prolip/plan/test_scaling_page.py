@@ -13,7 +13,7 @@ from studies.scaling import simulate_steps
 
 ROOT = Path(__file__).parents[3]
 
-PAGE = (ROOT / "docs" / "scaling.md").read_text()
+PAGE = (ROOT / "docs" / "benchmarks" / "planner.md").read_text()
 BLOCK = re.compile(
     r"```bash\n((?:prolip plan|python scripts/studies/scaling/simulate_steps\.py) [^\n]+)\n```\n\n```text\n(.*?)```",
     re.DOTALL,
