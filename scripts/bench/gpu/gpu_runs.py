@@ -79,10 +79,10 @@ def run(kit: Kit) -> None:
     )
     command = [sys.executable, "-m", "training.main", *flags.split(), "--output", str(kit.folder)]
     folder = kit.folder / "killed"
-    kit.begin(f"{steps} steps, killed behind step {steps // 2}: {' '.join(command[1:])}")
+    kit.begin(f"{steps} steps, killed after step {steps // 2}: {' '.join(command[1:])}")
     begun = killed_in_the_middle(kit, command, folder, steps, every)
     before = logged(folder)
-    kit.begin(f"resumed from step {begun}; it was killed behind step {max(before)}")
+    kit.begin(f"resumed from step {begun}; it was killed after step {max(before)}")
     start = time.monotonic()
     goes_on = False
     resumed = subprocess.Popen([*command, "--resume", "latest"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -90,7 +90,7 @@ def run(kit: Kit) -> None:
         print(line, end="", flush=True)
         goes_on |= "resuming from" in line and line.split()[-1] == str(begun)
     code = resumed.wait()
-    kit.check("killed behind step, resumed from step", f"{max(before)}, {begun}", "the newest checkpoint", goes_on)
+    kit.check("killed after step, resumed from step", f"{max(before)}, {begun}", "the newest checkpoint", goes_on)
     kit.row("start, and the rest of the steps", f"{time.monotonic() - start:.1f} s")
     after = logged(folder)
     state = json.loads((folder / "status.json").read_text(encoding="utf-8"))

@@ -304,19 +304,29 @@ def kinds_table(model: str, ways: dict[str, dict[str, list[list[Any]]]]) -> list
 # --- tables -----------------------------------------------------------------------------------------------------------
 TOP = """# What a run on thousands of ranks touches
 
-Made by
+Which files, bytes and collectives does a run use, and which of them grow with the number of ranks? This page counts
+them for simulated ranks, one at a time, on one machine. Rank 0 lists the shards for all ranks, so look-ups hardly grow
+with the ranks: each rank adds one. The gathered texts of a step, the data positions of a checkpoint and FSDP2's padding
+still grow. In practice, the file system does not limit the start of a large run, and the exchange between ranks may.
+
+![Shard look-ups of all ranks at the start, before and after](../images/bench_scale.png)
+
+*Look-ups of all ranks at the start, from the first table.*
+
+The command that writes this page counts in six phases of a run:
 
     {command}
 
-which counts in six phases of a run:
-
 {about}
 
-Ranks are simulated, one at a time, on one machine: nothing here ran on a GPU or over a network. *another* is the last
-rank, *all* is rank 0 and all others. A cell says "before → after"; seconds are those of a processor. What grows with
-the ranks: the texts of a step, gathered by every rank; the places in the data that rank 0 receives to save, some 400
-bytes a rank, and that every rank reads to load from the one map of its machine; and FSDP2's padding: it cuts the first
-dimension of a parameter into as many parts as there are ranks, so 768 rows travel as 4,096 on 4,096 ranks.
+Nothing here ran on a GPU or over a network. *another* is the last rank, *all* is rank 0 and all others. A cell shows
+"before → after". Seconds are processor time. Three numbers grow with the ranks:
+
+- **Texts of a step.** Every rank gathers them.
+- **Data positions of a checkpoint,** about 400 bytes a rank. Rank 0 receives them to save. To load, every rank reads
+  them from the one map of its machine.
+- **FSDP2's padding.** FSDP2 cuts the first dimension of a parameter into one part per rank. So 768 rows travel as
+  4,096 on 4,096 ranks.
 """
 
 

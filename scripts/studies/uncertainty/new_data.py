@@ -307,7 +307,7 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
     "probability": {
         f"{what}, {said}": error(kind, way)
         for what, kind in (("first captions", "caption"), ("answers", "answer"))
-        for said, way in (("model's own", "own"), ("doubt", "alone"), ("with a gallery", "gallery"))
+        for said, way in (("model's own", "own"), ("`doubt`", "alone"), ("with a gallery", "gallery"))
     },
     "counts": {
         "all": within,

@@ -125,7 +125,7 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
             out[title] |= {kind: against(found[name], result.novelty[name]) for kind, found in new(subject).items()}
     for end, row in of_new_texts(subject, result.table.texts).items():
         out[titles[end]] |= row
-    out["subgroup left open"] = {"R-AUROC": neighbours(result, left_open(result, "subgroup"))}
+    out["subgroup entropy"] = {"R-AUROC": neighbours(result, left_open(result, "subgroup"))}
     return out
 
 

@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[3]
 
 PAGE = (ROOT / "docs" / "benchmarks" / "planner.md").read_text()
 BLOCK = re.compile(
-    r"```bash\n((?:prolip plan|python scripts/studies/scaling/simulate_steps\.py) [^\n]+)\n```\n\n```text\n(.*?)```",
+    r"```bash\n((?:prolip plan|python scripts/studies/scaling/simulate_steps\.py) (?:[^\n]*\\\n)*[^\n]+)\n```"
+    r"\n\n```text\n(.*?)```",
     re.DOTALL,
 )
-EXAMPLES = BLOCK.findall(PAGE)
+EXAMPLES = [(re.sub(r"\\\n +", "", command), shown) for command, shown in BLOCK.findall(PAGE)]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # Random numbers and exp differ in the last places between processors; formulas may differ by a rounding.
 TOLERANCE = {True: 0.03, False: 0.006}
