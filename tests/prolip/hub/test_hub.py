@@ -320,7 +320,7 @@ def test_a_configuration_of_other_types_is_an_error_in_one_line(run, tmp_path, c
         (folder / "config.json").write_text(json.dumps(config))
         assert save(folder, tmp_path / "out") == 2
         error = capsys.readouterr().err
-        assert "config.json" in error and "want" in error and error.count("\n") == 1, config
+        assert "config.json" in error and "expected" in error and error.count("\n") == 1, config
 
 
 def test_links_out_of_a_folder_are_refused_and_those_of_the_cache_are_not(run, tmp_path, capsys):
