@@ -99,8 +99,8 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
     cuts["--grad-checkpointing"] = config.model.grad_checkpointing
     if cut := next((cut for cut, there in cuts.items() if there), None):
         raise FlagError(
-            f"{cut} splits the batch, but {config.model.model} has BatchNorm with random weights, which needs a whole "
-            f"batch in one pass: remove it, or start from trained weights (--pretrained)"
+            f"{cut}, but {config.model.model} has BatchNorm with random weights, which needs a whole batch in one "
+            "pass: train without it, or start from trained weights (--pretrained)"
         )
     return "BatchNorm uses the statistics of each batch, because the run starts from random weights"
 

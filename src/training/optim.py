@@ -190,7 +190,7 @@ def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
 
 
 def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
-    """Clip gradients to `bound`; returns L2 norms before clipping, () each: grad_norm, and grad_norm_PART by part."""
+    """Bound gradients to norm `bound`; returns L2 norms before that, () each: grad_norm, and grad_norm_PART by part."""
     norms = {}
     for part, parameters in parts.items():
         grads = [p.grad for p in parameters if p.grad is not None]

@@ -219,7 +219,7 @@ def damage_of(storage: Storage, folder: str, contents: bool = True) -> str:
 
 
 def load_checkpoint(address: str | Path) -> dict[str, Any]:
-    """Return the whole state on the CPU; FlagError if the file is damaged or not a ProLIP checkpoint."""
+    """Return the whole state on the CPU; FlagError if the file is damaged or not a checkpoint of a run."""
     return load_shards(read_checkpoint(address, World()), shards_of(str(address)))
 
 
@@ -245,7 +245,7 @@ def read_checkpoint(address: str | Path, world: World) -> dict[str, Any]:
             raise FlagError(f"{address} cannot be loaded{why}") from None
         wait_for_all(node)  # before the file is deleted
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FlagError(f"{address} is not a ProLIP checkpoint (format {FORMAT}): {REMEDY}")
+        raise FlagError(f"{address} is not a checkpoint of a run (format {FORMAT}): {REMEDY}")
     return state
 
 

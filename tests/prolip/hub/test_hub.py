@@ -119,7 +119,7 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
         assert line in body, line
     assert "/private" not in body + str(front)
     monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8), "red").save("picture.png")
+    Image.new("RGB", (8, 8), "red").save("image.png")
     for code in body.split("```python\n")[1:]:
         exec(code.split("```")[0], {})
     assert "load it as" in capsys.readouterr().out

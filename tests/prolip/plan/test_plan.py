@@ -64,7 +64,7 @@ def test_both_exchanges_are_planned_and_the_step_has_the_one_that_training_takes
         assert rows["text exchange"] == plan.step.pairs.exchange == taken
         assert plan.step.pairs.seconds == rows[names[taken]] != rows[names[other]]
         assert rows["messages, not hidden"] == plan.step.pairs.exposed
-    assert "PPCL by gather: messages" in planned(256, mfu=0.4)[1]
+    assert "PPCL (gather): messages" in planned(256, mfu=0.4)[1]
 
 
 REFUSED = [

@@ -176,7 +176,7 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
         find_checkpoint("latest", storage)
     assert find_checkpoint("auto", storage) == (None, [])
     torch.save({"other": 1}, tmp_path / "step_5.pt")
-    with pytest.raises(FlagError, match="not a ProLIP checkpoint"):
+    with pytest.raises(FlagError, match="not a checkpoint of a run"):
         load_checkpoint(f"{tmp_path}/step_5.pt")
     (tmp_path / "step_5.pt").unlink()
     (tmp_path / "step_1.pt").write_bytes(b"damaged")

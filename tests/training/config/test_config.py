@@ -49,7 +49,7 @@ def config(**sections) -> Config:
         (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100.0, the bound on a"),
         (ModelConfig, {"init_unc_bias": float("inf")}, "--init-unc-bias inf: give a finite number"),
         (RunConfig, {"seed": 2**63}, "--seed .*: give a number of at least 0 and below 9223372036854775808"),
-        (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
+        (ModelConfig, {"lock_text_unlocked_layers": 1}, "needs a locked tower: add --lock-text"),
         (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-data"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_loss_that_no_bias_balances_is_refused():
     run = make_run("siglip")
     honest = run.trained.objective.terms
     run.trained.objective.terms = lambda reps, batch: {"loss": honest(reps, batch)["loss"] + 9 * reps["bias"].sum()}
-    with pytest.raises(FlagError, match="no bias balances .*: give a number"):
+    with pytest.raises(FlagError, match="no bias balances .*; give a number"):
         balanced_bias(run, make_batch())
 
 
