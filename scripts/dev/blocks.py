@@ -168,9 +168,10 @@ class Sandbox:
         return self.plain(done.stdout + done.stderr)
 
     def served(self, line: str) -> str:
-        """What a server prints until its address is there; then it is stopped."""
+        """What a server prints until its address is there; then it is stopped. It takes any free port."""
+        free = f"exec {line} --port 0" if line.startswith("prolip ") else f"exec {line}"
         with subprocess.Popen(
-            ["bash", "-c", f"exec {line}"], env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["bash", "-c", free], env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             said = []
             for printed in process.stdout or ():

@@ -52,7 +52,7 @@ class ModelCard:
     score: dict[str, Any] = field(default_factory=dict)  # `Score.to_dict` of its method's; empty: csd, of older files
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """The score of the model's method, or the one named; ValueError for one that the model cannot have."""
+        """Return the score of the model's method, or the one named; ValueError for one that the model cannot have."""
         own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
         return choose_score(similarity, own, self.probabilistic, self.name)
 
@@ -258,7 +258,7 @@ def _whole(parts: Sequence[Gaussian], side: Side) -> Gaussian:
 
 
 def to_cpu(x: Tensor) -> Tensor:
-    """A model's output in float32 on the CPU, as an ordinary tensor and not one of inference mode."""
+    """Return a model's output in float32 on the CPU, as an ordinary tensor and not one of inference mode."""
     return x.float().cpu().clone()
 
 
@@ -276,14 +276,14 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """The dtype of a precision's autocast, None for none; ValueError for an unknown one."""
+    """Return the dtype of a precision's autocast, None for none; ValueError for an unknown one."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
     return PRECISIONS[precision]
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has; auto: a GPU if there is one, the local rank's, or else the CPU."""
+    """Return a device that this machine has; auto: a GPU if there is one, the local rank's, or else the CPU."""
     if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         device = f"cuda:{int(local) % count}"
@@ -332,7 +332,7 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
 def embed_texts(
     encode: Callable[[Tensor], Gaussian], tokenizer: Callable, texts: Iterable[str], batch_size: int = 512
 ) -> Gaussian:
-    """Texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian."""
+    """Return texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian."""
     return _whole([encode(tokenizer(group)) for group in groups(texts, batch_size)], "text")
 
 

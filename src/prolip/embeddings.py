@@ -72,7 +72,7 @@ class Pairs:
             _check_finite("changed", changed.flatten(0, 1))
 
     def _check_side(self, side: str) -> tuple[int, int]:
-        """Number of a side's rows in the pairs, and of its dimensions."""
+        """Return number of a side's rows in the pairs, and of its dimensions."""
         mean, rows, keys = (getattr(self, f"{side}{part}") for part in ("", "_of", "_keys"))
         for name, x in ((side, mean), (f"{side}_of", rows)):
             if not isinstance(x, Tensor):
@@ -147,7 +147,7 @@ class Pairs:
         return Pairs(**parts, scale=self.scale, weight=self.weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All but the keys by name, for safetensors."""
+        """Return all but the keys by name, for safetensors."""
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kept = {name: x.contiguous() for name, x in named.items() if isinstance(x, Tensor)}
         kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
@@ -190,20 +190,20 @@ class UnpairedEmbeddings:
             raise ValueError(f"{got}: give one of each")
 
     def side(self, side: Side) -> tuple[Gaussian, Tensor]:
-        """The images or texts, and their rows, on the same device."""
+        """Return the images or texts, and their rows, on the same device."""
         z, rows = (self.image, self.image_rows) if side == "image" else (self.text, self.text_rows)
         return z, (torch.arange(len(z.mean)) if rows is None else rows).to(z.mean.device)
 
 
 def check_enough(pairs: int) -> None:
-    """ValueError for fewer than LEAST pairs."""
+    """Raise ValueError for fewer than LEAST pairs."""
     if pairs < LEAST:
         remedy = f"give more data ({SOUND} pairs for more than a rough fit)"
         raise ValueError(f"{pairs} pairs of an image and a caption: variances are fitted to {LEAST} or more, {remedy}")
 
 
 def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> None:
-    """ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
+    """Raise ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
     lost = torch.cat([~part.isfinite().all(1) for part in x.split(BLOCK)]).nonzero().squeeze(1).tolist()
     if lost:
         named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost], NAMED)

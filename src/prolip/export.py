@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 
 
 def towers_of(model: nn.Module) -> Any:
-    """The model with the towers, without the wrapper that adds or removes variances."""
+    """Return the model with the towers, without the wrapper that adds or removes variances."""
     return model.model if isinstance(model, (PointModel, FittedCLIP)) else model
 
 
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         return z.mean, z.log_var
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random images, or random ids that are padded from a random place on."""
+        """Return random images, or random ids that are padded from a random place on."""
         if self.name == "image":
             return torch.randn(rows, 3, *image_sides(towers_of(self.model)), generator=generator)
         length, vocabulary, pad = text_input(self.model)
@@ -81,13 +81,13 @@ def text_input(model: nn.Module) -> tuple[int, int, int]:
 
 
 def load(model: str, pretrained: str | None = None) -> nn.Module:
-    """A model by name as `Embedder.load` takes it; a `PointModel` where its method has no Gaussians."""
+    """Return a model by name as `Embedder.load` takes it; a `PointModel` where its method has no Gaussians."""
     network = load_model(model, pretrained, None).network.eval()
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 
 
 def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
-    """A tower by `torch.export`, for any number of rows; ValueError unless its model is in float32 on a CPU."""
+    """Return a tower by `torch.export`, for any number of rows; ValueError unless its model is in float32 on a CPU."""
     kinds = {(p.dtype, p.device.type) for p in encoder.model.parameters()}
     if kinds != {(torch.float32, "cpu")}:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -164,7 +164,7 @@ def facts(model: Any) -> dict:
 
 
 def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
-    """A written graph as a function of a batch."""
+    """Return a written graph as a function of a batch."""
     if file.suffix == ".pt2":
         return torch.export.load(file).module()
     import onnxruntime

@@ -80,7 +80,7 @@ class Gaussian(NamedTuple):
         return upcast(self.log_var).exp().sum(-1)
 
     def to(self, *args, **kwargs) -> Gaussian:
-        """Both tensors through `Tensor.to`."""
+        """Return both tensors through `Tensor.to`."""
         return Gaussian(self.mean.to(*args, **kwargs), self.log_var.to(*args, **kwargs))
 
     def float(self) -> Gaussian:
@@ -108,7 +108,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32."""
+    """Return a region in which matrix products keep their dtype and full precision: no autocast, no TF32."""
     context: AbstractContextManager = nullcontext()
     if device.type != "meta" and torch.is_autocast_enabled(device.type):  # meta has none
         context = torch.autocast(device.type, enabled=False)
@@ -188,7 +188,7 @@ def kind_of(value: Any) -> str:
 
 
 def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
-    """A number, or a tensor of one element, as () with the dtype and device of `like`, keeping the graph."""
+    """Return a number, or a tensor of one element, as () with the dtype and device of `like`, keeping the graph."""
     remedy = "give a number or a tensor of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:

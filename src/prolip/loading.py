@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """A model on the CPU by its name, as `Embedder.load` takes it."""
+    """Return a model on the CPU by its name, as `Embedder.load` takes it."""
     ours = is_prolip(model)
     check_weights(model, pretrained, ours)
     pretrained = None if pretrained == RANDOM else pretrained
@@ -107,7 +107,7 @@ def check_openclip_config(model: str) -> bool:
 
 
 def is_prolip(model: str) -> bool:
-    """Whether a name means one of our models. ValueError for a name that nobody knows."""
+    """Return whether a name means one of our models. ValueError for a name that nobody knows."""
     if not isinstance(model, str):
         raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
     if parse_model_name(model)[0]:
@@ -119,7 +119,7 @@ def is_prolip(model: str) -> bool:
 
 
 def config_file(model: str) -> Path:
-    """The configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
+    """Return the configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
     schema, name = parse_model_name(model)
     names = tuple(reversed(CONFIG_NAMES))  # config.json beside it may be of another library
     return find_in(name, names, "configuration") if schema == "local-dir" else hub_file(name, names)
@@ -189,7 +189,7 @@ def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Calla
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON values: numbers and texts themselves, of functions and foreign objects the name."""
+    """Return a setting as JSON values: numbers and texts themselves, of functions and foreign objects the name."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -50,16 +50,16 @@ class Draws:
     version: int = VERSIONS[-1]
 
     def rows(self, count: int, device: torch.device | str) -> Tensor:
-        """The global rows of this rank's first `count` rows, (count,) int64 on `device`."""
+        """Return the global rows of this rank's first `count` rows, (count,) int64 on `device`."""
         place = torch.arange(count, device=device)
         return place + self.rank * count if self.version == 1 else place * self.world_size + self.rank
 
     def key(self, stream: Stream, step: int) -> int:
-        """The number that stands for (seed, stream, step), 63 bits."""
+        """Return the number that stands for (seed, stream, step), 63 bits."""
         return mix_seed(self.seed, step, stream)
 
     def uniform(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-        """Uniform multiples of 2^-24 in [0, 1) of these global rows: (n,) int64 -> (n, columns) float32."""
+        """Return uniform multiples of 2^-24 in [0, 1) of these global rows: (n,) int64 -> (n, columns) float32."""
         if self.version == 1:
             # the generator of `rows`' device draws for all ranks; SizeAugment's numbers come from the global generator
             count, device = len(rows), rows.device
@@ -116,7 +116,7 @@ def splitmix(x: Tensor) -> Tensor:
 
 
 def above_zero(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in (0, 1] of int32: (|i| + 1/2) / 2^31, small ones of small i, which float32 holds exactly."""
+    """Return numbers in (0, 1] of int32: (|i| + 1/2) / 2^31, small ones of small i, which float32 holds exactly."""
     return words.to(dtype).abs_().add_(0.5).mul_(2.0**-31)
 
 
@@ -129,7 +129,7 @@ def normal(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def mix_seed(*parts: int) -> int:
-    """One well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64."""
+    """Return one well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64."""
     state = 0
     for part in parts:
         state = (state + (part & _WORD) + 0x9E37_79B9_7F4A_7C15) & _WORD

@@ -49,7 +49,7 @@ class Score(nn.Module):
 
     @classmethod
     def of(cls, model: Any) -> Score:
-        """The score of a trained model, with its scale and bias where it has them."""
+        """Return the score of a trained model, with its scale and bias where it has them."""
         scale, bias = (getattr(model, part, None) for part in ("logit_scale", "logit_bias"))
         return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
 
@@ -66,7 +66,7 @@ class Score(nn.Module):
         return self.pairwise(queries, gallery)
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors | None:
-        """One side in factors, or None; with factors an inner product computes the score exactly."""
+        """Return one side in factors, or None; with factors an inner product computes the score exactly."""
         return None
 
     def scaled(self, scores: Tensor) -> Tensor | None:
@@ -256,7 +256,7 @@ class MatchProbabilityScore(Score):
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
 
     def scaled(self, scores: Tensor) -> None:
-        """None: the scores already contain scale and bias."""
+        """Return none: the scores already contain scale and bias."""
 
     def match_probability(self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0) -> Tensor:
         return scores

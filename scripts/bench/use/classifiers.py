@@ -1,4 +1,4 @@
-"""Classifiers fitted to one designer's drawings and tested on another's (docs/guides/classification.md).
+"""Classifiers fitted to one designer's drawings and tested on another's (docs/studies/classification.md).
 
     python scripts/bench/use/classifiers.py --model local-dir:runs/demo/model
 

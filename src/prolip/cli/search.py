@@ -177,4 +177,4 @@ def query(args: argparse.Namespace) -> None:
         if own.share_range is not None or own.ambiguity is not None:
             print("     ", "  ".join(["the query:", *own.words]))
         for place, answer in enumerate(answers or [], 1):
-            print(f"{place:4}  {console.plain(answer)}")
+            print(console.columns(f"{place:4}", answer.parts))

@@ -27,15 +27,15 @@ from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
 
 PAGE = "report.html"
-#: Shards that examples are taken from, spread evenly; bins of a histogram; pixels of a thumbnail.
+#: Shards with examples, spread evenly; bins of a histogram; pixels of a thumbnail.
 SHARDS, BINS, PIXELS = 8, 60, 112
-#: Signals that every page shows, after those that a rule reads.
+#: Signals on every page, after those that a rule reads.
 SHOWN = ["match_probability", "normalised_score", "cosine"]
 SHOWN += [f"{side}_{word}" for word in ("bits", "uncertainty") for side in ("text", "image")]
 
 
 def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader()) -> Path:  # noqa: B008  # frozen
-    """Write the page of the selection in `folder`; `examples` of each reason. ValueError without a selection."""
+    """Write the page of the selection in `folder`, with `examples` of each reason. ValueError without a selection."""
     summary, tables = selection_of(folder)
     choice, there = summary["choice"], signals_of(read_table(tables[0]).kinds)
     formulas = [*choice["drop"].values(), *(choice[name] for name in ("by", "copies") if choice[name])]
@@ -48,7 +48,7 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
         summary=summary,
         model=manifest_of(folder)["model"],
         picture=style.data_uri(histograms(folder, tables, names), "png"),
-        meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in names},
+        meanings={name: MEANINGS.get(name, "novelty in nats (models fitted with it)") for name in names},
         examples=chosen_examples(folder, tables, summary["reasons"], names, examples, read),
         kept=KEPT,
     )
@@ -59,7 +59,7 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
 
 @style.styled
 def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
-    """A panel for each signal without its outermost half percents, dropped samples above kept ones, as PNG."""
+    """Plot each signal without its outermost half percents, dropped samples above kept ones; return a PNG."""
     figure, axes = style.panels(-(-len(names) // 2) or 1, 2, height=2.4)
     look: Any = {"color": style.TEXT, "hatch": "//", "edgecolor": "white", "linewidth": 0, "label": "dropped"}
     kept = whole_column([folder / SELECTION / path.name for path in tables], "copies") > 0
@@ -75,7 +75,7 @@ def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
         axis.bar(middle, counts[1], width, bottom=counts[0], **look)
         axis.set_title(name)
         axis.set_ylabel("samples")
-        axis.locator_params(axis="x", nbins=4)  # more numbers of a narrow range would run into each other
+        axis.locator_params(axis="x", nbins=4)  # more labels of a narrow range would overlap
     for axis in axes[len(names) :]:
         axis.set_visible(False)
     if names:
@@ -88,7 +88,7 @@ def histograms(folder: Path, tables: list[Path], names: list[str]) -> bytes:
 def chosen_examples(
     folder: Path, tables: list[Path], reasons: list[str], names: list[str], count: int, read: ShardReader
 ) -> dict[str, list[dict[str, Any]]]:
-    """Examples of each reason and of kept samples, chosen by the hash of their keys, never by how they look."""
+    """Return examples of each reason and of kept samples, chosen by the hash of their keys, not by appearance."""
     wanted: dict[str, list[tuple[int, Path, int]]] = {name: [] for name in (*reasons, KEPT)}
     for path in (tables[place] for place in sorted({round(x) for x in np.linspace(0, len(tables) - 1, SHARDS)})):
         selected = read_table(folder / SELECTION / path.name, ["copies", "reasons"]).columns
@@ -105,10 +105,10 @@ def chosen_examples(
 
 
 def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader) -> dict[int, dict[str, Any]]:
-    """Some rows of a table as examples, with images from its shard as far as it can be read."""
+    """Return rows of a table as examples, with images as far as its shard is readable."""
     table = read_table(path, ["key", "caption", "fault", "content", *names[:4]])
     columns, pictures = table.columns, {}
-    with suppress(SampleFault):  # a shard that is gone or breaks off: its examples have no image
+    with suppress(SampleFault):  # a missing or cut shard: its examples have no image
         samples = islice(read(table.note["shard"], lambda fault: None), max(rows) + 1)
         for row, (content, raw) in enumerate(zip(columns["content"], samples)):
             if row in rows and content_of(raw) == content:

@@ -17,29 +17,29 @@ from prolip.utils.documents import shown
 from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import first_few
 
-#: Column -> what it is, for the help and the page.
+#: Column -> meaning, for the help and the page.
 MEANINGS = {
     "cosine": "cosine of the means (the CLIP score)",
     "score": "the model's own score of the pair",
-    "match_probability": "probability that the caption is true of the image, by the model's scale and bias",
+    "match_probability": "probability that the pair matches, by the model's scale and bias",
     "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
-    "own_first": "1 where the image scores highest with its own caption, of all in its batch",
+    "own_first": "1 if the image scores highest with its own caption within the batch",
     "image_uncertainty": "trace of the image, or the uncertainty of the model's method",
     "text_uncertainty": "trace of the caption, or the uncertainty of the model's method",
-    "image_bits": "bits that the image says about which caption is meant, of models with units",
-    "image_doubt": "weight of the base rate in the match probability, larger for images unlike the training",
-    "image_ambiguity": "ambiguity of the image in nats, of models that keep general texts",
-    "text_bits": "bits that the caption says about which image is meant",
-    "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
+    "image_bits": "bits of information of the image about its caption (models with units)",
+    "image_doubt": "weight of the base rate in the match probability; larger for unfamiliar images",
+    "image_ambiguity": "ambiguity of the image in nats (models with general texts)",
+    "text_bits": "bits of information of the caption about its image",
+    "inclusion": "inclusion test of the image in its caption: above 0 if the caption includes it",
     "text_tokens": "tokens of the caption",
-    "width": "of the image, in pixels",
-    "height": "of the image, in pixels",
+    "width": "image width in pixels",
+    "height": "image height in pixels",
 }
 PLAIN = {"text_tokens", "width", "height"}  # columns that need no model
 BINARY = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
 COMPARISONS = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.Eq: eq, ast.NotEq: ne}
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
-CHARACTERS, DEPTH = 20_000, 100  # most characters of a formula, and most nested operations: each is a call of Python
+CHARACTERS, DEPTH = 20_000, 100  # most characters of a formula, and nested operations: each is a Python call
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
 Columns = Mapping[str, np.ndarray]
@@ -48,7 +48,7 @@ Quantiles = Mapping[tuple[str, float], float]
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula over the columns of a table; quantiles: (column, share) pairs that it needs."""
+    """A formula over the columns of a table; quantiles: the (column, share) pairs it needs."""
 
     text: str
     tree: ast.expr
@@ -57,35 +57,35 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read a formula without executing anything. ValueError says what is not understood."""
+        """Parse a formula without executing anything. ValueError names the unsupported part."""
         text = text.strip()
         try:
-            if len(text) > CHARACTERS:  # Python's parser may crash at much more
+            if len(text) > CHARACTERS:  # Python's parser may crash on much longer text
                 raise ValueError(f"more than {CHARACTERS:,} characters")
             tree = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", error)
-            raise ValueError(f"{shown(text)} is no rule ({why}): give a formula, {EXAMPLE}") from None
-        columns: defaultdict = defaultdict(lambda: np.zeros(1))  # every key that is read stays
+            raise ValueError(f"{shown(text)} is not a rule ({why}). Give a formula, {EXAMPLE}") from None
+        columns: defaultdict = defaultdict(lambda: np.zeros(1))  # records every key that is read
         quantiles: defaultdict = defaultdict(float)
         with np.errstate(all="ignore"):
             evaluate(tree, text, columns, quantiles)
         return cls(text, tree, frozenset([*columns, *(name for name, _ in quantiles)]), frozenset(quantiles))
 
     def check_columns(self, known: list[str]) -> None:
-        """ValueError for a column that a table does not have."""
+        """Raise ValueError for a column that a table lacks."""
         for name in sorted(self.columns - set(known)):
-            raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {did_you_mean(name, known)}")
+            raise ValueError(f"{shown(self.text)}: no column {name!r}: {did_you_mean(name, known)}")
 
     def __call__(self, columns: Columns, quantiles: Quantiles | None = None) -> np.ndarray:
-        """The value for every row, (N,) float64, or booleans of comparisons; a comparison with NaN is false."""
+        """Return the value for every row, (N,) float64, or booleans for comparisons; comparisons with NaN are false."""
         rows = len(next(iter(columns.values()))) if columns else 0
         with np.errstate(all="ignore"):
             return np.broadcast_to(evaluate(self.tree, self.text, columns, quantiles or {}), (rows,))
 
 
 def constant(node: ast.expr) -> float:
-    """The number of a node; NaN for other nodes and for numbers that no float can hold."""
+    """Return the number of a node; NaN for other nodes and for numbers that no float can represent."""
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
@@ -93,7 +93,7 @@ def constant(node: ast.expr) -> float:
 
 
 def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth: int = 0) -> Any:
-    """The value of a node of the formula `text`. ValueError for anything else than the grammar of `Expression`."""
+    """Return the value of a node of the formula `text`. ValueError outside the grammar of `Expression`."""
 
     def value(part: ast.expr) -> Any:
         return evaluate(part, text, columns, quantiles, depth + 1)
@@ -102,10 +102,10 @@ def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth
         return np.asarray(value(part), np.float64)
 
     if depth > DEPTH:
-        raise ValueError(f"{shown(text)} has more than {DEPTH} nested operations: join parts by `or` or `and`")
+        raise ValueError(f"{shown(text)} has more than {DEPTH} nested operations. Join parts by `or` or `and`")
     match node:
         case ast.Constant() if not math.isnan(constant(node)):
-            return np.float64(constant(node))  # overflows to inf; a float of Python raises
+            return np.float64(constant(node))  # overflows to inf, whereas a Python float raises
         case ast.Name(id=name):
             return columns[name]
         case ast.Call(func=ast.Name(id="quantile"), args=[ast.Name(id=column), share], keywords=[]):
@@ -129,33 +129,33 @@ def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth
     functions = f"{', '.join(FUNCTIONS)}, quantile(COLUMN, SHARE from 0 to 1)"
     allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {functions}"
     what = shown(ast.get_source_segment(text, node))
-    raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
+    raise ValueError(f"{shown(text)}: {what} is not supported. A rule may use {allowed}, {EXAMPLE}")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Drop the samples of which a formula is true; name: the reason that the tables give."""
+    """Drop the samples for which a formula is true; name: the reason in the tables."""
 
     name: str
     drop: Expression
 
     @classmethod
     def parse(cls, text: str) -> Rule:
-        """Read `NAME: FORMULA`. ValueError with an example otherwise."""
+        """Parse `NAME: FORMULA`. ValueError with an example."""
         name, colon, formula = text.partition(":")
         if not colon or not name.strip().replace("-", "_").isidentifier():
             raise ValueError(f"--drop {shown(text)}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
         drop = Expression.parse(formula)
         is_not = isinstance(getattr(drop.tree, "op", None), ast.Not)
         if not isinstance(drop.tree, (ast.Compare, ast.BoolOp)) and not is_not:
-            raise ValueError(f"--drop {shown(text)}: {shown(drop.text)} is no comparison: give one, {EXAMPLE}")
+            raise ValueError(f"--drop {shown(text)}: {shown(drop.text)} is not a comparison. Give one, {EXAMPLE}")
         return cls(name.strip(), drop)
 
 
 def parse_rules(texts: list[str]) -> list[Rule]:
-    """All rules of a command line. ValueError if two have one name."""
+    """Return all rules of a command line. ValueError if two have the same name."""
     rules = [Rule.parse(text) for text in texts]
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--drop has {first_few(twice, 3)} twice: give each rule a name of its own")
+        raise ValueError(f"--drop has {first_few(twice, 3)} twice. Give each rule a different name")
     return rules

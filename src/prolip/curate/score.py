@@ -1,4 +1,4 @@
-"""Score the samples of every shard: a table per shard, by any number of processes, resumed when run again."""
+"""Scoring of every shard's samples: one table per shard, by any number of processes, resumed when run again."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
 
 FORMAT = "prolip curation 2"
-BATCH = 256  # rows of a batch, within which normalised scores compare
+BATCH = 256  # rows of a batch, within which scores are normalised
 GONE, CHANGED = "is gone", "has changed"
 
 
 class PairSignals:
-    """Computes the columns of batches of pairs: `prolip.curate.rules.MEANINGS`, novelties and signatures."""
+    """Signals of batches of pairs: the columns of `prolip.curate.rules.MEANINGS`, novelties and signatures."""
 
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
         self.pad = embedder.tokenizer([""])[0, -1]
 
     def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
-        """Columns of a batch, pixels (B, 3, H, W) and B captions."""
+        """Return columns of a batch, pixels (B, 3, H, W) and B captions."""
         model, ids = self.embedder, self.embedder.tokenizer(list(captions))
         image, text = model.encode(pixels, "image"), model.encode(ids, "text")
         found = pair_columns(model.score, image.z, text.z, model.probabilistic, model.reader)
@@ -69,7 +69,7 @@ class PairSignals:
 
 
 def signatures(mean: Tensor) -> pa.Array:
-    """BITS signs of projections on random planes, (B, D) -> (B,) packed (Charikar 2002)."""
+    """Return BITS signs of projections on random planes, (B, D) -> (B,) packed (Charikar 2002)."""
     planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
     bits = np.packbits((mean @ planes > 0).numpy(), axis=1)
     return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
@@ -78,9 +78,9 @@ def signatures(mean: Tensor) -> pa.Array:
 def pair_columns(
     score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: FittedReader | None = None
 ) -> dict[str, Tensor]:
-    """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's. normalised_score compares a pair
-    with the others of its batch (Wang et al. 2024, arXiv 2405.19547): l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp
-    l_ji) of logits l, by means in place of sums, so that a smaller last batch has about the same numbers.
+    """Return the columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's. normalised_score compares
+    a pair with the others of its batch (Wang et al. 2024, arXiv 2405.19547): l_ii - 1/2 (log mean_j exp l_ij + log
+    mean_j exp l_ji) of logits l; means instead of sums make the numbers of a smaller last batch comparable.
     """
     matrix = score.pairwise(image, text)
     own, logits = matrix.diagonal(), score.scaled(matrix)
@@ -102,7 +102,7 @@ def pair_columns(
 
 
 def side_columns(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
-    """The columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
+    """Return the columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
     found = {f"{side}_uncertainty": trace}
     if score.units is not None:
         found[f"{side}_bits"] = score.units.information(trace, "texts" if side == "image" else "images", bits=True)
@@ -113,18 +113,18 @@ def side_columns(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
 class Scorer:
     """Scores shards."""
 
-    urls: Sequence[str]  # of all shards, in order
+    urls: Sequence[str]  # all shards, in order
     folder: Path
-    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]  # as `PairSignals`
+    signals: Callable[[Tensor, Sequence[str]], dict[str, Any]]  # a function such as `PairSignals`
     preprocess: Callable[[Image.Image], Tensor]
     captions: CaptionSampler
-    about: dict[str, Any]  # the model and the options that the tables depend on
+    about: dict[str, Any]  # model and options that determine the tables
     read: ShardReader = ShardReader()
     threads: int = 1
 
     @classmethod
     def of(cls, model: Embedder, urls: Sequence[str], folder: Path, captions: str = "txt", threads: int = 1) -> Scorer:
-        """Score these shards by a model. captions: as --caption-sampling; the likeliest of several counts."""
+        """Prepare scoring of shards by a model. captions: as --caption-sampling; of several, the likeliest counts."""
         about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision}
         about |= {"captions": captions, "score": model.score.name}
         read, sampler = SourceReader(ReadPolicy(), find_index(urls)), CaptionSampler.parse(captions)
@@ -132,7 +132,7 @@ class Scorer:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of every table, whatever its shard holds: the signals are those of a grey image."""
+        """The columns of every table, independent of its shard: the signals of a grey image."""
         pixels = self.preprocess(Image.new("RGB", (64, 64), "grey"))[None]
         signals = pa.table(dict(self.signals(pixels, ["grey"]))).schema
         return pa.schema([*pa.schema(tables.PLACE | tables.SIZE), *signals])
@@ -145,11 +145,11 @@ class Scorer:
 
     @cached_property
     def mark(self) -> str:
-        """The checksum of the manifest, which every table repeats."""
+        """The checksum of the manifest, repeated in every table."""
         return tables.digest(self.words)
 
     def begin(self) -> None:
-        """Write the manifest, or compare: ValueError for tables of another model, option or data."""
+        """Write the manifest, or compare it: ValueError for tables of another model, option or data."""
         place = self.folder / tables.SCORES
         tables.agree(place / tables.MANIFEST, self.words, f"give another --output, or delete {place}")
 
@@ -157,29 +157,29 @@ class Scorer:
         return tables.table_path(self.folder / tables.SCORES, number)
 
     def is_done(self, number: int) -> bool:
-        """Whether a shard has a whole table and has not changed since. ValueError for a table of other scores."""
+        """Return whether a shard has a complete table and is unchanged. ValueError for a table of other scores."""
         path = self.path(number)
         if not path.exists():
             return False
         try:
             table = tables.read_table(path)
-        except ValueError:  # damaged: make it again
+        except ValueError:  # damaged: write it again
             return False
         if table.note.get("scores") != self.mark:
-            what = f"is of an earlier version, or of other scores than {tables.MANIFEST}"
-            raise ValueError(f"{path} {what}: give another --output, or delete it")
+            what = f"has an earlier version or other scores than {tables.MANIFEST}"
+            raise ValueError(f"{path} {what}. Give another --output, or delete it")
         if table.kinds != self.words["columns"] or table.note["broken"]:
             return False
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
 
     def missing(self, numbers: Iterable[int]) -> dict[int, tables.Stamp]:
-        """The shards that are not done -> the `stamp` of their table, from before it was looked at."""
+        """Return the unfinished shards -> the `stamp` of their table, taken before reading it."""
         stamps = {number: tables.stamp(self.path(number)) for number in numbers}
         done = in_threads(self.is_done, iter(stamps), self.threads, 64)
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a shard, write its table and return its note; one that breaks off is scored again next time."""
+        """Score a shard, write its table and return its note; an interrupted shard is scored again next time."""
         faults: Counter[str] = Counter()
         broken = first = ""
 
@@ -191,7 +191,7 @@ class Scorer:
                 faults.update([fault.kind])
                 broken = printable(scrub(str(fault)))
 
-        source = source_of(self.urls[number], self.read.policy)  # before reading, so that a change meanwhile shows
+        source = source_of(self.urls[number], self.read.policy)  # before reading, so that a later change is detected
         parts: list[pa.Table] = []
         samples = in_threads(self.decode, enumerate(rows()), self.threads, 2 * BATCH)
         while group := list(islice(samples, BATCH)):
@@ -216,7 +216,7 @@ class Scorer:
         return note
 
     def decode(self, place: tuple[int, Raw]) -> dict[str, Any]:
-        """The columns of a sample, with its `pixels`, or the `fault` why it cannot be used."""
+        """Return the columns of a sample, with its `pixels`, or the `fault` that makes it unusable."""
         row, raw = place
         found = {"row": row, "key": raw["__key__"], "caption": "", "width": 0, "height": 0, "content": content_of(raw)}
         try:
@@ -225,7 +225,7 @@ class Scorer:
             image = decode_image(image_bytes(raw))
             pixels = self.preprocess(image)
             found |= {"width": image.width, "height": image.height, "pixels": pixels}
-        except Exception as error:  # such as an image one pixel wide, which cannot be resized
+        except Exception as error:  # for example, an image one pixel wide cannot be resized
             is_known = isinstance(error, SampleFault)
             found["fault"] = printable(str(error) if is_known else f"failed transform: {type(error).__name__}: {error}")
         with suppress(SampleFault):  # damaged JSON
@@ -235,7 +235,7 @@ class Scorer:
 
 
 class SourceReader(ShardReader):
-    """A `ShardReader` that also reads a table, folder of images or published set, as one shard of all its images."""
+    """A `ShardReader` that also reads a table, image folder or published set, as one shard of all its images."""
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         source = table_of(url)
@@ -243,13 +243,13 @@ class SourceReader(ShardReader):
 
 
 def table_of(url: str) -> NamedSource | None:
-    """The table, folder of images or published set of an address, None for a shard."""
+    """Return the table, image folder or published set at an address, None for a shard."""
     kind, _, address = url.partition(":")
     return NamedSource(kind, address) if kind in ROWS else None
 
 
 def urls_of(data: str) -> list[str]:
-    """The addresses of the shards to score, one of a table, folder or published set. ValueError for other kinds."""
+    """Return the shards to score; a table, folder or published set is one. ValueError for other kinds."""
     kind, address = parse_source(data, "--data", (*ROWS, "shards"))
     if kind == "shards":
         return [shard.url for shard in expand_shards(address)]
@@ -257,12 +257,12 @@ def urls_of(data: str) -> list[str]:
 
 
 def name_of(url: str) -> str:
-    """The name of a shard in the tables, without secrets."""
+    """Return the name of a shard in the tables, without secrets."""
     return url if table_of(url) else canonical(url)
 
 
 def source_of(url: str, policy: ReadPolicy) -> Identity | None:
-    """Size, version and time of change of a shard, or a set's first file; None if there is no answer."""
+    """Return size, version and modification time of a shard or a set's first file; None without an answer."""
     kind, address = table_of(url) or ("shards", url)
     try:
         with closing(open_stream(address.split(",")[0] if kind in SETS else address, policy)) as stream:
@@ -272,7 +272,7 @@ def source_of(url: str, policy: ReadPolicy) -> Identity | None:
 
 
 def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
-    """GONE, CHANGED, or "" if a shard's source looks unchanged without reading it."""
+    """Return GONE, CHANGED, or "" if a shard's source looks unchanged without reading it."""
     now = source_of(url, policy)
     if was is None or now is None:
         return "" if was is None else GONE
@@ -280,7 +280,7 @@ def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
 
 
 def content_of(raw: Raw) -> bytes:
-    """16 bytes that change with the name or the bytes of any member of a sample."""
+    """Return 16 bytes that change with the name or the bytes of any member of a sample."""
     sums = hashlib.blake2b(digest_size=16)
     for suffix in sorted(suffixes_of(raw)):
         sums.update(f"{len(suffix)} {suffix} {len(raw[suffix])} ".encode() + raw[suffix])

@@ -1,4 +1,4 @@
-"""Select the samples to keep: rules, a share, copies, and near-duplicates by signatures."""
+"""Selection of the samples to keep: rules, a share, copies, and near-duplicates by signatures."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ from prolip.utils.outputs import replacing, replacing_folder
 SELECTION, SUMMARY = "selection", "selection.json"
 OURS = r"\d+\.parquet|selection\.json"  # names in the folder of a selection
 AGAIN = "run `prolip curate select` again"
-#: Reasons that are no rules: unreadable, repeats a better sample, not in the kept share, no copy drawn.
+#: Reasons other than rules: unreadable, repeats a better sample, not in the kept share, no copy drawn.
 OWN = (UNUSABLE, DUPLICATE, RANK, COPIES) = ("unusable", "duplicate", "rank", "copies")
-KEPT = "kept"  # the page's name for the other samples, so no rule may have it
-MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)  # reasons are the bits of one number
-#: Signatures that are compared with all others; more are compared within cells, of CELL up to four million.
+FLAGS = {DUPLICATE: "--duplicates", RANK: "--rank-by", COPIES: "--copies"}
+KEPT = "kept"  # the page's name for the other samples, so no rule may use it
+MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)  # reasons are bits of one number
+#: Up to this many signatures are compared with all others; more, within cells of CELL up to four million.
 FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to keep."""
+    """The criteria of a selection."""
 
     rules: Sequence[Rule] = ()  # drop samples
-    keep: float = 1.0  # the largest share of all samples to keep, the best `by`
+    keep: float = 1.0  # largest share of all samples to keep, the best `by`
     by: Expression | None = None
-    copies: Expression | None = None  # how often a sample is written on average, 0 to 10
-    duplicates: float | None = None  # the cosine from which images count as one
+    copies: Expression | None = None  # average copies of a sample, 0 to 10
+    duplicates: float | None = None  # cosine from which images count as duplicates
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
-            raise ValueError(f"--keep {self.keep}: give the share of the samples that is kept, above 0 to 1")
+            raise ValueError(f"--keep {self.keep}: give the share of samples to keep, above 0 and at most 1")
         if self.keep < 1 and self.by is None:
-            raise ValueError(f"--keep {self.keep} of the samples by what? Give --rank-by, e.g. normalised_score")
+            raise ValueError(f"--keep {self.keep} needs a ranking. Give --rank-by, such as normalised_score")
         if clash := [rule.name for rule in self.rules if rule.name in (*OWN, KEPT)]:
-            raise ValueError(f"--drop {clash[0]}: ... is a reason of its own already: give another name")
+            raise ValueError(f"--drop {clash[0]}: ... is a reserved name. Give another name")
         if len(self.rules) > MOST_RULES:
             raise ValueError(f"--drop {len(self.rules)} times: give at most {MOST_RULES} rules, joined by `or`")
         if self.duplicates is not None:
@@ -60,7 +61,7 @@ class Choice:
 
     @property
     def bits(self) -> dict[str, np.uint64]:
-        """Reason -> its bit in the column `reasons`, the lowest first."""
+        """Reason -> its bit in the column `reasons`, lowest first."""
         names = (*OWN, *(rule.name for rule in self.rules))
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
@@ -71,13 +72,12 @@ class Choice:
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary, by one
-    column of all samples at a time. ValueError for a missing column, for changed shards and, unless `yes`, for noise
-    (`check_noise`).
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary. Reads one
+    column of all samples at a time. ValueError for a missing column, changed shards and, unless `yes`, `check_noise`.
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
-        raise ValueError(f"{target} holds {plain(others[0])}, which is no selection's: move it to another place")
+        raise ValueError(f"{target} contains {plain(others[0])}, which is not from a selection. Move it away")
     manifest, paths = tables.tables_of(folder)
     mark, bits = tables.digest(manifest), choice.bits
     notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
@@ -94,7 +94,7 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         mean = np.clip(np.nan_to_num(values(paths, choice.copies, quantiles)), 0, MOST_COPIES)
         keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
         chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
-        copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more, or not, by its key
+        copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more or not, by its key
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
     warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
@@ -127,9 +127,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
 
 
 def own_first(paths: Sequence[Path]) -> OwnFirst | None:
-    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None if no model did."""
+    """Return how often a model ranks the own caption first, in PAIRS samples of the largest shard; None without one."""
     path = max(paths, key=lambda path: read_table(path).note["usable"])
-    if "own_first" not in read_table(path).kinds:  # scores that no model gave
+    if "own_first" not in read_table(path).kinds:  # scores without a model
         return None
     hits, captions = (x[:PAIRS] for x in read_table(path, ["own_first", "caption"]).columns.values())
     there = ~np.isnan(hits)
@@ -137,33 +137,35 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 
 
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
-    """ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
+    """Raise ValueError if scores drop anything despite a warning, or if rules and duplicates drop more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
     scored = [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
     noisy = [name for name in scored if (reasons & choice.bits[name]).any()]
     if noisy and warning:
-        raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
-    noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for one
+        raise ValueError(f"{warning}. Remove {', '.join(FLAGS.get(name, name) for name in noisy)}, or give --yes")
+    noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for duplicates
     bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in (RANK, COPIES)))
     if 2 * (dropped := np.count_nonzero(reasons & bits)) > len(reasons):
         share = f"{dropped:,} of {len(reasons):,} samples, more than half"
-        raise ValueError(f"rules on scores drop {share}: change {', '.join(noisy)}, or give --yes")
+        raise ValueError(
+            f"rules on scores drop {share}: change {', '.join(FLAGS.get(name, name) for name in noisy)}, or give --yes"
+        )
 
 
 def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, Any]:
-    """The note of a table of scores. ValueError if it is of another manifest, or its local shard is gone or changed."""
+    """Return the note of a table of scores. ValueError if its manifest differs, or its shard changed or is missing."""
     table, again = read_table(path), "run `prolip curate score` again"
     if table.note.get("scores") != mark or table.kinds != columns:
-        raise ValueError(f"{path} is of an earlier version or of other scores: delete it, and {again}")
+        raise ValueError(f"{path} has an earlier version or other scores. Delete it, and {again}")
     url = table.note["shard"]
     if is_local(url) and (change := change_of(url, table.note["source"], ReadPolicy())):
-        remedy = "bring it back, or score what is left into another --output" if change == GONE else again
+        remedy = "restore it, or score the rest with another --output" if change == GONE else again
         raise ValueError(f"{plain(url)} {change} since it was scored: {remedy}")
     return table.note
 
 
 def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The summary of the selection in `folder`, and its tables of scores. ValueError if they do not belong together."""
+    """Return the summary of the selection in `folder`, and its tables of scores. ValueError if they do not match."""
     place = folder / SELECTION / SUMMARY
     if not place.exists():
         raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first")
@@ -174,24 +176,24 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:
-    """Some columns of a table of scores, and its selection. ValueError if they do not belong together."""
+    """Return some columns of a table of scores, and its selection. ValueError if they do not match."""
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
     if table.note.get("choice") != summary["choice"]:
-        raise ValueError(f"{place} is of another selection than {SUMMARY} next to it: {AGAIN}")
+        raise ValueError(f"{place} and {SUMMARY} are of different selections: {AGAIN}")
     if any(table.note.get(name) != scores.note.get(name) for name in ("scores", "content")):
-        raise ValueError(f"{place} was made of other scores than {path} has now: {AGAIN}")
+        raise ValueError(f"{place} was made from other scores than those in {path}: {AGAIN}")
     return scores, table
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """A quantile without NaN; NaN of no values, so that every comparison with it is false."""
+    """Return a quantile, ignoring NaN; NaN without values, so that every comparison with it is false."""
     values = values[~np.isnan(values)]
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
 def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.ndarray:
-    """The reasons against every sample, (N,) uint64, 0: none."""
+    """Return the reasons against every sample, (N,) uint64; 0: none."""
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
     for columns in (read_table(path, wanted).columns for path in paths):
@@ -204,7 +206,7 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
     value = values(paths, choice.by, quantiles) if choice.by is not None else None
     if choice.duplicates is not None:
         quality = whole_column(paths, "cosine") if value is None else value
-        none = bytes(BITS // 8)  # of samples without a signature
+        none = bytes(BITS // 8)  # samples without a signature
         parts = [b"".join(x or none for x in read_table(path, [SIGNATURE]).columns[SIGNATURE]) for path in paths]
         signatures = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
         repeated = duplicates_of(signatures, quality, reasons == 0, radius_of(choice.duplicates))
@@ -216,19 +218,19 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
 
 
 def best_first(value: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows by falling value, NaN last, ties by row."""
+    """Return rows by falling value, NaN last, ties by row."""
     return rows[np.lexsort((rows, -np.nan_to_num(value[rows], nan=-np.inf)))]
 
 
 def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """The value of a formula for every sample, (N,) float64."""
+    """Return the value of a formula for every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
     columns = (read_table(path, names).columns for path in paths)
     return np.concatenate([np.asarray(expression(own, quantiles), np.float64) for own in columns])
 
 
 def write_subset(folder: Path, place: Path) -> int:
-    """Write the kept uids as a subset file of DataComp's filtering track, two 64-bit numbers each; returns how many."""
+    """Write the kept uids as a subset file of DataComp's filtering track, two 64-bit numbers each; return the count."""
     halves = []
     summary, paths = selection_of(folder)
     for path in paths:
@@ -236,8 +238,8 @@ def write_subset(folder: Path, place: Path) -> int:
         kept = table.columns["copies"] > 0
         for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
             if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
-                wanted = 'a subset file needs 32 hexadecimal digits as "uid" in the JSON of each sample'
-                raise ValueError(f"sample {key!r} has the uid {uid!r}: {wanted}, as in DataComp's shards")
+                expected = 'a subset file needs 32 hexadecimal digits as "uid" in the JSON of each sample'
+                raise ValueError(f"sample {key!r} has the uid {uid!r}: {expected}, as in DataComp's shards")
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()
@@ -247,16 +249,16 @@ def write_subset(folder: Path, place: Path) -> int:
 
 
 def radius_of(cosine: float) -> int:
-    """The bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
+    """Return the average number of differing bits of signatures at this cosine, arccos(c) / pi of BITS."""
     if not 0 < cosine <= 1:
-        raise ValueError(f"--duplicates {cosine}: give the cosine from which images count as one, such as 0.97")
+        raise ValueError(f"--duplicates {cosine}: give the cosine from which images are duplicates, such as 0.97")
     return math.floor(BITS * math.acos(cosine) / math.pi)
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for kept ones, (N,) int64: a usable sample near a kept one is its duplicate.
-    The best by quality (N,) come first. Exact for up to FLAT different signatures; with more, PROBES cells are
-    searched.
+    """Return the sample that each one repeats, -1 for kept ones, (N,) int64. A usable sample near a kept one is its
+    duplicate; the best by quality (N,) come first. Exact for up to FLAT different signatures; with more, PROBES cells
+    are searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)

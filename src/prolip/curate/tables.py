@@ -1,4 +1,4 @@
-"""Tables of samples, a Parquet file per shard with a manifest, and how processes share the work of making files."""
+"""Tables of samples, one Parquet file per shard with a manifest, and the division of files among processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Stamp = tuple[int, int] | None
 
 
 class SampleTable(NamedTuple):
-    """A table as far as it was read. kinds: every column -> the name of its type."""
+    """The columns of a table that were read. kinds: every column -> the name of its type."""
 
     note: dict[str, Any]
     kinds: dict[str, str]
@@ -70,16 +70,16 @@ def read_table(path: Path, names: Sequence[str] = ()) -> SampleTable:
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
         again = f"run `prolip curate {'score' if path.parent.name == SCORES else 'select'}` again"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-        raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and {again}") from None
+        raise ValueError(f"{path} is damaged or not of `prolip curate` ({why}). Delete it, and {again}") from None
 
 
 def signals_of(kinds: Mapping[str, str]) -> list[str]:
-    """The columns that hold numbers of samples, in order."""
+    """Return the numeric columns of samples, in order."""
     return [name for name in kinds if name not in PLACE and name != SIGNATURE]
 
 
 def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
-    """A column of all tables, (N,) float32: four bytes a sample."""
+    """Return a column of all tables, (N,) float32: four bytes a sample."""
     return np.concatenate([read_table(path, [name]).columns[name].astype(np.float32) for path in paths])
 
 
@@ -92,7 +92,7 @@ def write_words(path: Path, words: Mapping[str, Any]) -> None:
 
 
 def read_words(path: Path, remedy: str) -> dict[str, Any]:
-    """Read what `write_words` wrote. ValueError with the remedy if it is damaged; FileNotFoundError."""
+    """Read the words in a file of `write_words`. ValueError with the remedy if it is damaged; FileNotFoundError."""
     with suppress(ValueError, KeyError, AttributeError, TypeError):
         words = loads(path.read_bytes())
         if words.pop(SUM) == digest(words):
@@ -101,25 +101,25 @@ def read_words(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
+    """Return the manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
     path, again = folder / SCORES / MANIFEST, "`prolip curate score`"
     if not path.exists():
-        raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: run {again} first")
+        raise ValueError(f"no scores in {folder / SCORES} ({MANIFEST} is missing): run {again} first")
     return read_words(path, f"delete it, and run {again} again")
 
 
 def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The manifest, and the scores of all shards in order. ValueError with the number of a missing one."""
+    """Return the manifest, and the scores of all shards in order. ValueError names the first missing one."""
     manifest = manifest_of(folder)
     paths = [table_path(folder / SCORES, number) for number in range(len(manifest["shards"]))]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
         what = f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}"
-        raise ValueError(f"{what}: run `prolip curate score` again, in all of its parts")
+        raise ValueError(f"{what}: run all parts of `prolip curate score` again")
     return manifest, paths
 
 
 def stamp(path: Path) -> Stamp:
-    """A value that changes when a file is replaced; None for no file."""
+    """Return a value that changes when a file is replaced; None if it is missing."""
     with suppress(FileNotFoundError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns
@@ -128,10 +128,10 @@ def stamp(path: Path) -> Stamp:
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: nobody else locks it, and its stamp is `seen`; without locks all may."""
+    """Yield whether this process may make a file: it has the lock and the stamp is `seen`; True without locks."""
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
-    # its former holder may have deleted it after we opened it and before we locked it: another may hold the next one
+    # its former holder may have deleted it between our open and our lock; another process may hold the new file
     mine = held is not None and os.fstat(held.fileno()).st_nlink > 0
     try:
         yield mine and stamp(path) == seen
@@ -152,7 +152,7 @@ def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callab
 
 
 def agree(path: Path, words: Mapping[str, Any], remedy: str) -> None:
-    """Write words to a file unless another process did. ValueError with the remedy, naming a difference."""
+    """Write words to a file unless another process did. ValueError with the remedy names a difference."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while not path.exists():
         with claimed(path, None) as mine:
@@ -161,8 +161,8 @@ def agree(path: Path, words: Mapping[str, Any], remedy: str) -> None:
                     write_words(temporary, words)
             else:
                 time.sleep(0.02)
-    found, wanted = read_words(path, remedy), json.loads(json.dumps(words))
-    for name in {**wanted, **found}:
-        if found.get(name) != wanted.get(name):
-            differ = f"was made with {name} {shown(found.get(name))}, this is {shown(wanted.get(name))}"
+    found, new = read_words(path, remedy), json.loads(json.dumps(words))
+    for name in {**new, **found}:
+        if found.get(name) != new.get(name):
+            differ = f"was made with {name} {shown(found.get(name))}, but this is {shown(new.get(name))}"
             raise ValueError(f"{path} {differ}: {remedy}")

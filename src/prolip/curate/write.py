@@ -1,4 +1,4 @@
-"""Write the kept samples as new shards: the same bytes for any number of writers and interruptions."""
+"""Writing of the kept samples as new shards: the same bytes for any number of writers and interruptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = "plan.json"
 
 
 class ShardPlan:
-    """Which kept samples go into which new shard: `samples` each, in the order of the shards that they come from."""
+    """Assignment of kept samples to new shards: `samples` each, in the order of the old shards."""
 
     def __init__(self, folder: Path, samples: int, read: ShardReader):
         self.folder, self.samples, self.read = folder, samples, read
@@ -33,7 +33,7 @@ class ShardPlan:
         self.count = -(-self.summary["written"] // samples)
 
     def samples_of(self, number: int) -> Iterator[Raw]:
-        """The samples of new shard `number`. ShardFault if an old shard has changed."""
+        """Yield the samples of new shard `number`. ShardFault if an old shard has changed."""
         first, last = number * self.samples, min((number + 1) * self.samples, self.summary["written"])
         for place in range(int(np.searchsorted(self.ends, first, side="right")), len(self.tables)):
             start = int(self.ends[place]) - self.summary["by_shard"][place]
@@ -43,7 +43,7 @@ class ShardPlan:
             yield from islice(kept, max(first - start, 0), last - start)
 
     def _copies(self, path: Path, left: int) -> Iterator[Raw]:
-        """The `left` kept samples of an old shard, each compared with the one that was scored."""
+        """Yield the `left` kept samples of an old shard, each compared with the scored one."""
         scores, selected = chosen(self.folder, path, self.summary, ["key", "content"])
         url, copies = scores.note["shard"], selected.columns["copies"].astype(int)
         changed, samples = "", self.read(url, lambda fault: None) if left else iter(())
@@ -57,7 +57,7 @@ class ShardPlan:
             if not left:
                 break
         if left:
-            what = f"it is another than the one that was scored: delete {path}, then score and select again"
+            what = f"it is not the scored shard. Delete {path}, then score and select again"
             raise ShardFault("changed shard", f"{plain(url)} {changed or 'ends early'}: {what}")
 
 
@@ -66,9 +66,9 @@ def shard_path(out: Path, number: int) -> Path:
 
 
 def write_shard(plan: ShardPlan, out: Path, number: int) -> int:
-    """Write a new shard and return its number of samples. The second of two equal keys gets a number."""
+    """Write a new shard and return its number of samples. Repeated keys get a number."""
     seen: set[str] = set()
-    form = tarfile.PAX_FORMAT  # holds names of any length, and is plain tar for all others
+    form = tarfile.PAX_FORMAT  # stores names of any length, and is plain tar otherwise
     with replacing(shard_path(out, number)) as temporary, tarfile.open(temporary, "w", format=form) as tar:
         for raw in plan.samples_of(number):
             key, place = raw["__key__"], len(seen)
@@ -85,14 +85,14 @@ def write_shard(plan: ShardPlan, out: Path, number: int) -> int:
 def write_shards(
     plan: ShardPlan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0
 ) -> tuple[list[int], int]:
-    """Write the new shards of part (I, N) that no other process writes; returns their samples, and the missing."""
+    """Write the new shards of part (I, N) that no other process writes; return their samples, and missing shards."""
     if (out / SCORES).is_dir():
-        raise ValueError(f"{out} holds tables of scores: give a folder for shards alone, such as --output {out}/kept")
+        raise ValueError(f"{out} contains tables of scores. Give a folder only for shards, such as --output {out}/kept")
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
-    if others and not (out / PLAN).exists():  # looked for after the shards, which are written after it
-        raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
+    if others and not (out / PLAN).exists():  # checked after the shards, which are written later
+        raise ValueError(f"{out} contains other shards, such as {others[0].name}. Give an empty --output")
     words = {name: plan.summary[name] for name in ("choice", "written", "by_shard", "content")}
-    remedy = f"{out} holds shards of another selection: give another --output, or delete it"
+    remedy = f"{out} contains shards of another selection. Give another --output, or delete it"
     agree(out / PLAN, words | {"samples": plan.samples}, remedy)
     paths = [shard_path(out, number) for number in range(plan.count)]
     missing = {number: None for number in range(part[0], plan.count, part[1]) if not paths[number].exists()}

@@ -1,4 +1,4 @@
-"""The settings of the training data, checked as far as that needs no file."""
+"""Settings of the training data, checked as far as possible without reading files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ DatasetType = Literal[
     "auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr", "synthetic"
 ]
 
-#: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them.
+#: Samples per rank that loaders prepare ahead by default, and the bounds of the chunks per worker.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
-MOST_WORKERS = 8  # of a rank, by default
-#: Batch sizes of a rank to choose from where none is given, and the least batches of an epoch.
+MOST_WORKERS = 8  # most workers of a rank by default
+#: Batch sizes per rank to choose from by default, and the least number of batches per epoch.
 BATCH_SIZES, LEAST_BATCHES = (64, 32, 16, 8), 3
 
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """Which data, and how to read it; the names are OpenCLIP's where it has the flag."""
+    """Settings of the data and its reading; named as in OpenCLIP where OpenCLIP has the flag."""
 
     train_data: str | None = option(
         None,
@@ -36,39 +36,39 @@ class DataConfig:
         f"{FORMS}",
     )
     train_split: str | None = option(
-        None, "splits of a published set, joined by '+'; default: train, COCO train+restval"
+        None, "splits of a published set, joined by '+'; default: train, for COCO train+restval"
     )
-    split: float | None = option(None, "share of the images held out by content; evaluated without --val-data")
-    train_data_upsampling_factors: str | None = option(None, "one per source, joined by '::', for --dataset-resampled")
-    train_num_samples: int | None = option(None, "samples per epoch; default: by sizes.json, __len__ or a count")
-    dataset_type: DatasetType = option("auto", "the kind of --train-data; auto: by its word, suffix or content")
+    split: float | None = option(None, "share of the images to hold out by content; evaluated without --val-data")
+    train_data_upsampling_factors: str | None = option(None, "factors of the sources, as 1::2, for --dataset-resampled")
+    train_num_samples: int | None = option(None, "samples per epoch; default: from sizes.json, __len__ or by counting")
+    dataset_type: DatasetType = option("auto", "kind of --train-data; auto: by its prefix, suffix or content")
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(AUTO, "samples per step and rank, a multiple of --workers; auto: at most 64", also=AUTO)
-    workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: the rank loads")
-    csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
-    csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
+    workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: no processes")
+    csv_img_key: str | None = option(None, "table column with the image path; default: recognised")
+    csv_caption_key: str | None = option(None, "table column with the caption; default: recognised")
     csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
-    csv_quoting: Literal["csv", "none"] = option("csv", "quotation marks enclose cells; none: they are plain text")
-    image_root: str | None = option(None, "start of a table's relative paths; default: its folder or the working one")
+    csv_quoting: Literal["csv", "none"] = option("csv", "csv: quotation marks enclose cells; none: they are plain text")
+    image_root: str | None = option(None, "folder of a table's relative paths; default: its own or the working folder")
     caption_sampling: str = option(
         "txt",
         "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
     caption_templates: tuple[str, ...] = option((), "prompts with {} for a caption: 'a photo of {}' 'a {} icon'")
-    caption_template_shares: dict[str, float] = option({}, "share of a field's captions in a template: name=0.2")
-    word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
-    select: str | None = option(None, "keep samples whose JSON fits: 'group=animals nature|food drink;style!=noto'")
-    noise_ratio: float = option(0.0, "share of the captions given to other samples for the whole run: noise.jsonl")
-    noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
-    shard_index: str | None = option(None, "shard index (prolip data index) to count and check; default: beside shards")
-    read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")
-    read_retries: int = option(ReadPolicy.retries, "failures in a row after which a shard is given up")
-    shuffle_buffer: int = option(5000, "samples in each stream's shuffle buffer; 1 is off")
-    max_bad_fraction: float = option(0.01, "stop when more than this fraction of samples or shards cannot be used")
-    captions: int = option(1, "texts drawn for each image; 0: none is read", follows="the method")
+    caption_template_shares: dict[str, float] = option({}, "share of a field's captions that get a template: name=0.2")
+    word_drop: float = option(0.0, "share of words to drop from captions, drawn again each epoch; one word stays")
+    select: str | None = option(None, "keep samples with these values: 'group=animals nature|food drink;style!=noto'")
+    noise_ratio: float = option(0.0, "share of captions to give to other samples for the whole run; see noise.jsonl")
+    noise_seed: int = option(0, "seed of this choice of captions; independent of --seed")
+    shard_index: str | None = option(None, "shard index (prolip data index) to count and check; default: next to them")
+    read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which to retry a shard")
+    read_retries: int = option(ReadPolicy.retries, "consecutive failures after which a shard is skipped")
+    shuffle_buffer: int = option(5000, "samples in each stream's shuffle buffer; 1: off")
+    max_bad_fraction: float = option(0.01, "stop if more than this fraction of samples or shards is unusable")
+    captions: int = option(1, "texts drawn per image; 0: read none", follows="the method")
     known_matches: bool = option(False, "add the identities of all captions to batches", follows="the method")
-    unpaired: bool = option(False, "give no image its own text, but one of its batch", follows="the method")
+    unpaired: bool = option(False, "give every image another text of its batch", follows="the method")
     seed: int = option(0, "seed of order, captions and augmentation", follows="run.seed")
     prefetch: int | None = option(
         None, f"chunks that a worker prepares ahead; default: {SAMPLES_AHEAD:,} samples, 2 to 32"
@@ -76,12 +76,12 @@ class DataConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the data is generated."""
+        """True if the data is generated."""
         return self.dataset_type == "synthetic" or (self.train_data or "").startswith("synthetic:")
 
     @property
     def read_policy(self) -> ReadPolicy:
-        """Time-outs and retries of shards, which may be commands; ValueError."""
+        """Timeouts and retries of shards, which may be commands; ValueError."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
 
     @property
@@ -106,20 +106,20 @@ class DataConfig:
         if self.train_split is not None and self.dataset_type not in SETS and not (address and word in SETS):
             raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         if (sign := self.csv_separator) is not None and (len(sign) != 1 or sign in '"\r\n\0'):
-            what = "is not one character that may stand between cells"
-            raise ValueError(f"--csv-separator {sign!r} {what}: give e.g. ',' or '\\t'")
+            what = "is not a single character that can separate cells"
+            raise ValueError(f"--csv-separator {sign!r} {what}: give one such as ',' or '\\t'")
         with naming("--select"):
             Selector.parse(self.select)
-        _ = self.sampler  # which checks its settings
+        _ = self.sampler  # validates the sampling settings
         if self.known_matches and self.captions != 1:
             raise ValueError(f"captions is {self.captions} with known matches: give 1")
         if self.word_drop and (self.synthetic or self.captions == 0):
-            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
+            raise ValueError(f"--word-drop {self.word_drop}: this run reads no captions. Leave the flag out")
         reasons = {
-            "--dataset-resampled reads no caption beforehand, as noise must: leave one out": self.dataset_resampled,
+            "noise reads all captions first, --dataset-resampled none. Remove one of them": self.dataset_resampled,
             "synthetic data has no captions to shuffle": self.synthetic,
             "this method reads no captions": self.captions == 0,
-            "this method pairs no image with its own caption": self.unpaired,
+            "this method does not pair images with their own captions": self.unpaired,
         }
         if self.noise_ratio and any(reasons.values()):
             raise ValueError(
@@ -137,28 +137,28 @@ class DataConfig:
             raise ValueError(f"{what}: give two samples or more for each worker, and no known matches")
         if (factors := self.train_data_upsampling_factors) is not None:
             if not self.dataset_resampled:
-                what = "--train-data-upsampling-factors weigh the drawing of shards with replacement"
+                what = "--train-data-upsampling-factors apply only to shards drawn with replacement"
                 raise ValueError(f"{what}: add --dataset-resampled, or leave the factors out")
-            from prolip.data.reading.shards import parse_factors  # late: it imports torch, and flags need none
+            from prolip.data.reading.shards import parse_factors  # late: it imports torch, which flags do not need
 
             parse_factors(factors, len((self.train_data or "").split("::")))
 
 
 def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
-    """Chunks, and so batches, that each worker prepares ahead: `prefetch`, or what holds SAMPLES_AHEAD of a rank."""
+    """Return the chunks, and so batches, that each worker prepares: `prefetch`, or enough for SAMPLES_AHEAD."""
     ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
     return ahead if prefetch is None else prefetch
 
 
 def fitting_workers(batch_size: Any, most: int, unpaired: bool = False) -> int:
-    """The most loader processes, up to `most` and MOST_WORKERS, that divide a batch; unpaired: two samples each."""
+    """Return the most workers, up to `most` and MOST_WORKERS, that divide a batch; unpaired: two samples each."""
     batch_size = BATCH_SIZES[-1] if batch_size == AUTO else batch_size
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
     return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
 
 
 def fitting_batch(samples: int, ranks: int, workers: int) -> int:
-    """The largest of BATCH_SIZES, as a multiple of `workers`, that gives an epoch LEAST_BATCHES; else the smallest."""
+    """Return the largest of BATCH_SIZES, a multiple of `workers`, for LEAST_BATCHES an epoch; else the smallest."""
     sizes = [size // max(workers, 1) * max(workers, 1) for size in BATCH_SIZES if size >= workers]
     fitting = [size for size in sizes if math.ceil(samples / (size * ranks)) >= LEAST_BATCHES]
     return (fitting or sizes[-1:] or [workers])[0]

@@ -1,4 +1,4 @@
-"""Samples and shards that cannot be used: named, counted, reported, and fatal when there are too many."""
+"""Unusable samples and shards: named, counted, reported, and fatal above a limit."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 
 from prolip.utils.secrecy import redacted, scrub
 
-#: Kinds that lose an unknown number of samples, charged to the shards that were opened: missing or forbidden; cut or
-#: damaged; source down or stalled; replaced while it was read; different from the index.
+#: Faults that lose an unknown number of samples and count against the opened shards: missing or forbidden; cut or
+#: damaged; source unavailable or stalled; replaced during reading; different from the index.
 SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
-#: Counted and charged to nothing, as no more is lost: a connection that broke and was resumed; the last sample of a
-#: broken shard; a member that is no file, or not named key.suffix.
+#: Faults that are counted but lose nothing further: a connection that was resumed; the last sample of a damaged shard;
+#: a member that is not a file, or not named key.suffix.
 RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped member")
-#: Samples and shards of an epoch below which fractions are judged only at its end.
+#: Samples and shards of an epoch below which fractions are checked only at its end.
 WINDOWS = {"samples": 1000, "shards": 100}
-#: Faults that a message shows; shards, and samples, in a row without a good one after which a stream ends.
+#: Faults that a message lists; consecutive unusable shards, and samples, after which a stream stops.
 EXAMPLES, LOST_IN_A_ROW, LOST_SAMPLES = 5, 20, 20_000
-SURE = 5.0  # standard deviations by which a count must be too high to end a run before the end of an epoch
+SURE = 5.0  # standard deviations above the limit at which a run stops before the end of an epoch
 
 #: (value of this rank, work) -> `work` of the values of all ranks; every rank calls it at the same place.
 Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]
 
 
 def alone(value: Any, work: Callable[[list[Any]], Any]) -> Any:
-    """`Gather` of one rank."""
+    """Run `Gather` for a single rank."""
     return work([value])
 
 
 class DamagedData(ValueError):
-    """Files of a data set are damaged, incomplete or gone; the message names them and says what to do."""
+    """Damaged, incomplete or missing files of a data set; the message names them and gives a remedy."""
 
 
 class SampleFault(Exception):
-    """One sample that cannot be used. kind: a few words under which it is counted."""
+    """An unusable sample. kind: a few words under which it is counted."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(f"{kind}: {message}")
@@ -44,11 +44,11 @@ class SampleFault(Exception):
 
 
 class ShardFault(SampleFault):
-    """A shard that cannot be read to its end, or is another one. kind: one of SHARD_KINDS."""
+    """A shard that cannot be read to its end or has changed. kind: one of SHARD_KINDS."""
 
 
 class TooManyBadSamples(RuntimeError):
-    """More samples or shards than `max_bad_fraction` could not be used."""
+    """More unusable samples or shards than `max_bad_fraction` allows."""
 
     many_lines = True
 
@@ -57,20 +57,20 @@ class TooManyBadSamples(RuntimeError):
 class FaultCounter:
     """Counts of samples, shards and faults."""
 
-    samples: int = 0  # read, good or bad
+    samples: int = 0  # read, usable or not
     shards: int = 0  # opened
     kinds: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     lost_in_a_row: int = 0  # shards since the last sample
-    lost_samples: int = 0  # since the last good one
-    limit: float = 1.0  # fraction of samples that may be bad
+    lost_samples: int = 0  # since the last usable one
+    limit: float = 1.0  # largest fraction of unusable samples
     rows: int = 0  # of a table or a folder, where samples are rows
 
     def __post_init__(self) -> None:
         self.kinds = Counter(self.kinds)
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count one fault, and keep it as an example while there are few, without secrets of addresses."""
+        """Count one fault; keep the first ones as examples, without secrets in addresses."""
         self.kinds[fault.kind] += 1
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = redacted(url)
@@ -78,39 +78,39 @@ class FaultCounter:
                 place = f"sample {key!r} of {place}" if key and url else key or place
             said = scrub(str(fault).replace(url, redacted(url)) if url else str(fault))
             example = f"{place}: {said}" if place else said
-            if example not in self.examples:  # a small shard is read again and again
+            if example not in self.examples:  # a small shard is read repeatedly
                 self.examples.append(example)
 
     def lose_shard(self, fault: SampleFault, url: str) -> None:
-        """Count a lost shard; TooManyBadSamples after LOST_IN_A_ROW, as a source that is down costs minutes each."""
+        """Count a lost shard; TooManyBadSamples after LOST_IN_A_ROW, because each retry takes minutes."""
         self.add(fault, url=url)
         self.lost_in_a_row += 1
         if self.lost_in_a_row >= LOST_IN_A_ROW:
-            self.fail(f"{self.lost_in_a_row} shards in a row gave no sample, the last one was {redacted(url)}")
+            self.fail(f"no sample in {self.lost_in_a_row} consecutive shards, the last of which was {redacted(url)}")
 
     def use_sample(self) -> None:
-        """Count a sample that is good."""
+        """Count a usable sample."""
         self.samples += 1
         self.lost_samples = 0
 
     def lose_sample(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count a sample that cannot be used.
+        """Count an unusable sample.
 
-        TooManyBadSamples after LOST_SAMPLES, or all rows, without a good one, and where a window surely lost more than
-        `limit`: the main process judges fractions, but would wait forever for a chunk that is never full.
+        Raise TooManyBadSamples after LOST_SAMPLES or all rows without a usable one, or if a window clearly exceeds
+        `limit`: the main process checks fractions, but would wait forever for a chunk that never fills.
         """
         self.samples += 1
         self.add(fault, key, url)
         self.lost_samples += 1
-        if self.rows and self.lost_samples >= 2 * self.rows:  # which hold a whole pass
-            self.fail(f"none of {self.rows} rows can be used")
+        if self.rows and self.lost_samples >= 2 * self.rows:  # which contain a whole pass
+            self.fail(f"none of {self.rows} rows is usable")
         if self.lost_samples >= LOST_SAMPLES:
-            self.fail(f"{self.lost_samples} samples were lost since the last one that could be used")
+            self.fail(f"{self.lost_samples} consecutive samples were unusable")
         if self.bad_samples >= min(WINDOWS["samples"], self.rows or WINDOWS["samples"]):
             self.check(self.limit, "samples", SURE)
 
     def merge(self, other: FaultCounter) -> None:
-        """Add what another counter saw."""
+        """Add the counts of another counter."""
         self.samples += other.samples
         self.shards += other.shards
         self.kinds.update(other.kinds)
@@ -118,13 +118,13 @@ class FaultCounter:
         self.rows = self.rows or other.rows
 
     def drain(self) -> FaultCounter:
-        """The counts since the last drain, for another process."""
+        """Return the counts since the last drain, for another process."""
         taken = FaultCounter(self.samples, self.shards, self.kinds, self.examples, rows=self.rows)
         self.samples, self.shards, self.kinds, self.examples = 0, 0, Counter(), []
         return taken
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy in plain types, the arguments of another counter."""
+        """Return a copy in plain types, the arguments of another counter."""
         return {"samples": self.samples, "shards": self.shards, "kinds": dict(self.kinds), "examples": [*self.examples]}
 
     @property
@@ -134,15 +134,15 @@ class FaultCounter:
 
     @property
     def bad_samples(self) -> int:
-        """Samples that could not be used, not counting those lost with a shard."""
+        """Unusable samples, without those lost with a shard."""
         return sum(self.kinds.values()) - self.bad_shards - sum(self.kinds[kind] for kind in UNCHARGED)
 
     def summary(self) -> dict[str, int]:
-        """Counts by kind, with `samples` and `shards` read."""
+        """Return counts by kind, with `samples` and `shards` read."""
         return {"samples": self.samples, "shards": self.shards, **dict(self.kinds)}
 
     def check(self, limit: float, what: str, deviations: float = 0.0) -> None:
-        """TooManyBadSamples where the bad fraction of "samples" or "shards" is above `limit` by so many deviations."""
+        """Raise TooManyBadSamples if the bad share of "samples" or "shards" is that many deviations above `limit`."""
         bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
         if bad > limit * total + deviations * math.sqrt(limit * (1 - limit) * total):
             noun = "rows" if self.rows and what == "samples" else what
@@ -152,20 +152,20 @@ class FaultCounter:
     def fail(self, reason: str) -> None:
         """Raise TooManyBadSamples with `reason`, the counts and the first faults."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
-        first = "; the first ones:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
-        remedy = f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction"
+        first = "; the first are:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
+        remedy = f"Repair or remove these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction"
         raise TooManyBadSamples(f"{reason}\nfaults by kind: {kinds}{first}\n{remedy} if the loss is acceptable.")
 
 
 class FaultGuard:
-    """Judges the fraction of faults: of an epoch so far, where it is surely above the limit, and of a whole epoch."""
+    """Check of the fraction of faults: of the whole epoch, and earlier if it is clearly above the limit."""
 
     def __init__(self, limit: float):
         self.limit = limit
         self.total, self.epoch = FaultCounter(), FaultCounter()
 
     def add(self, counts: FaultCounter) -> None:
-        """Take the counts of one chunk; TooManyBadSamples once the epoch so far is surely above the limit."""
+        """Add the counts of one chunk; TooManyBadSamples once the epoch so far is clearly above the limit."""
         self.total.merge(counts)
         self.epoch.merge(counts)
         for what, size in WINDOWS.items():
@@ -173,16 +173,16 @@ class FaultGuard:
                 self.epoch.check(self.limit, what, SURE)
 
     def to_dict(self) -> dict[str, Any]:
-        """What has been counted, in plain types."""
+        """Return the counts in plain types."""
         return {"total": self.total.to_dict(), "epoch": self.epoch.to_dict()}
 
     def absorb(self, values: dict[str, Any]) -> None:
-        """Add the counts of another guard, of another rank or an earlier run."""
+        """Add the counts of another rank's or an earlier run's guard."""
         self.total.merge(FaultCounter(**values["total"]))
         self.epoch.merge(FaultCounter(**values["epoch"]))
 
     def end_epoch(self, gather: Gather = alone) -> None:
-        """TooManyBadSamples where the whole epoch is above the limit, over all ranks: each opens few shards."""
+        """Raise TooManyBadSamples if the whole epoch is above the limit, over all ranks, as each opens few shards."""
 
         def judge(everywhere: list[dict[str, Any]]) -> None:
             whole = FaultCounter()

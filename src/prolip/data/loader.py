@@ -30,7 +30,7 @@ from prolip.utils.console import say
 from prolip.utils.fields import AUTO
 from prolip.utils.threads import cores, raise_file_limit
 
-#: The settings that determine the order of an epoch; shards may be at another place.
+#: The settings that determine the order of an epoch; the location of shards does not.
 ORDER_SETTINGS: tuple[str, ...] = ("train_num_samples", "train_split", "split", "dataset_resampled", "select")
 ORDER_SETTINGS += ("train_data_upsampling_factors", "shuffle_buffer", "seed")
 
@@ -40,7 +40,7 @@ Transform = Callable[[Image.Image], Tensor] | RandomCrop
 
 @dataclass
 class Chunks(IterableDataset):
-    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of them."""
+    """The chunks of one rank: worker w yields `per_epoch` chunks of stream w * ranks + rank."""
 
     source: Source
     decode: Callable[[Row, int], Example]
@@ -49,7 +49,7 @@ class Chunks(IterableDataset):
     rank: int
     ranks: int
     per_epoch: int
-    epoch: Any  # shared with the workers, which outlive an epoch
+    epoch: Any  # shared with the workers, which live longer than an epoch
     resumed: dict[str, Any] | None = None  # `state_dict` of an earlier run, with the cursors of this rank
     noise: Noise | None = None
 
@@ -60,7 +60,7 @@ class Chunks(IterableDataset):
         begin, cursor = 0, Cursor()
         if self.resumed is not None and self.resumed["epoch"] == epoch:
             begin = self.resumed["batches"]
-            if begin < self.per_epoch:  # at its end, cursors may be those of other streams
+            if begin < self.per_epoch:  # at its end, cursors may belong to other streams
                 cursor = Cursor(**self.resumed["cursors"][place.stream])
         faults = FaultCounter(limit=self.config.max_bad_fraction)
         rows = self.source.stream(place, faults, cursor)
@@ -102,7 +102,7 @@ class Chunks(IterableDataset):
 
 
 def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
-    """One batch of one chunk of every worker, pinned or not: local row r is row r // workers of chunk r % workers."""
+    """Join one chunk of every worker into a batch, pinned or not: row r is row r // workers of chunk r % workers."""
     batch: Batch = {}
     for name in chunks[0]:
         parts = [chunk[name] for chunk in chunks]
@@ -122,11 +122,11 @@ def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
 
 
 class Loader:
-    """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
+    """Loader of training batches. Iterate once per epoch, after `set_epoch(e)`: `num_batches` batches on every rank.
 
-    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `captions` C of another number than 1, text is
-    (B, C, L), or missing for 0; with `known_matches` also caption_id (B,) and caption_ids (B, K) int64, -1 padded.
-    gather: set it where ranks are joined: they judge faults together, and share the captions to make noise of.
+    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]. If `captions` C is not 1, text is (B, C, L), or
+    missing for 0. With `known_matches` also caption_id (B,) and caption_ids (B, K) int64, padded with -1.
+    gather: set it for several ranks, so that they check faults together and share the captions for noise.
     """
 
     def __init__(self, chunks: Chunks, dataset_samples: int):
@@ -149,43 +149,43 @@ class Loader:
                 persistent_workers=True,
                 worker_init_fn=start_worker,
                 collate_fn=hand_on,
-                generator=torch.Generator(),  # or every epoch would draw from the global one
+                generator=torch.Generator(),  # without it every epoch draws from the global generator
             )
 
     @cached_property
     def noise(self) -> Noise | None:
-        """The captions that `config.noise_ratio` gives to other samples, made on first use (`make_noise`)."""
+        """The captions that `config.noise_ratio` gives to other samples, computed on first use (`make_noise`)."""
         return make_noise(self.config, self.source, self._chunks.rank, self.gather)
 
     @property
     def held_out(self) -> ImageRows | None:
-        """The rows that `config.split` holds out, None of shards and without it."""
+        """The rows that `config.split` holds out; None for shards or without a split."""
         rows = self.source.read if isinstance(self.source, RowSource) else None
         return rows.held_out if isinstance(rows, ImageRows) else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads."""
+        """Set the epoch of the next iteration."""
         if epoch != self._chunks.epoch.value:
             self._taken, self._cursors = 0, {}
         self._chunks.epoch.value = epoch
 
     def faults(self) -> dict[str, int]:
-        """Faults by kind so far, with the `samples` and `shards` that were read."""
+        """Return the faults so far by kind, with the number of `samples` and `shards` read."""
         return self._guard.total.summary()
 
     def close(self) -> None:
-        """End the workers now; a later iteration starts new ones."""
+        """Stop the workers now; a later iteration starts new ones."""
         if self._workers is not None and self._workers._iterator is not None:
             iterator: Any = self._workers._iterator
             iterator._shutdown_workers()
-            for worker in iterator._workers:  # one that is stuck takes no SIGTERM
+            for worker in iterator._workers:  # a stuck worker ignores SIGTERM
                 if worker.is_alive():
                     worker.kill()
                     worker.join()
             self._workers._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out, in plain types, for this rank (see `join_states`)."""
+        """Return the position of this rank after the last returned batch, in plain types (see `join_states`)."""
         chunks = self._chunks
         noise = {"noise": self.noise.digest} if self.noise is not None else {}
         order = {name: getattr(self.config, name) for name in ORDER_SETTINGS}
@@ -204,28 +204,28 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, the joined states of all ranks, without decoding earlier samples; before iterating.
 
-        ValueError where within an epoch the number of streams or the data differ, or ever the noise in the captions.
+        ValueError if the noise in the captions differs or, within an epoch, the number of streams or the data.
         """
         saved, now = state.get("noise"), self.noise.digest if self.noise is not None else None
         if saved != now:
             was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
-            remedy = "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin another run"
+            remedy = "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or start a new run"
             raise ValueError(f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): {remedy}")
         rank, ranks, batches, mine = self._chunks.rank, self._chunks.ranks, state["batches"], {}
         if batches >= state.get("num_batches", self.num_batches):
-            batches = self.num_batches  # nothing is left of the epoch, for no rank
+            batches = self.num_batches  # the epoch is complete on every rank
         elif batches:
             own, order = self.state_dict(), state["order"]
             where = f"the checkpoint is {batches} batches inside epoch {state['epoch']}"
-            remedy = "or go on from a checkpoint between epochs, where this may change"
+            remedy = "or resume from a checkpoint between epochs, where this may change"
             if (streams := state["streams"]) != own["streams"]:
-                what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"
-                fits = f"choose --workers so that ranks x workers is {streams}"
-                raise ValueError(f"{what} {own['streams']}: {fits}, {remedy}")
+                what = f"{where}, which has {streams} streams (ranks x workers), but this run has"
+                choose = f"choose --workers so that ranks x workers is {streams}"
+                raise ValueError(f"{what} {own['streams']}: {choose}, {remedy}")
             pairs = [(name, old, own["order"].get(name)) for name, old in order.items()]
             if changed := [f"{name} was {old!r}, is {new!r}" for name, old, new in pairs if old != new]:
                 what = f"{where}, in another order of the data: {'; '.join(changed)}"
-                raise ValueError(f"{what}. Give what it was, {remedy}")
+                raise ValueError(f"{what}. Restore the former values, {remedy}")
             mine = {stream: cursor for stream, cursor in state["cursors"].items() if stream % ranks == rank}
         self.close()
         self._cursors, self._taken = mine, batches
@@ -253,18 +253,18 @@ class Loader:
                     self._cursors[worker * self._chunks.ranks + self._chunks.rank] = part.pop("cursor")
                 self._taken += 1
                 yield interleave(parts, self.pin)
-            next(chunks, None)  # lets the workers end their epoch
+            next(chunks, None)  # lets the workers finish their epoch
             self._guard.end_epoch(self.gather)
         except Exception as error:
             lost = lost_worker(error, self._workers)
-            self.close()  # left to the garbage collector, workers take ten seconds to end after an error
+            self.close()  # workers left to the garbage collector take ten seconds to end after an error
             if lost:
                 raise RuntimeError(lost) from error
             raise
 
 
 def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The data's state of the whole run from those of its ranks."""
+    """Join the data states of all ranks into the state of the run."""
     faults = FaultGuard(1.0)
     for state in states:
         faults.absorb(state["faults"])
@@ -283,11 +283,11 @@ def build_loader(
     context_length: int | None = None,
     once: Callable[[Callable[[], Any]], Any] = lambda work: work(),
 ) -> Loader:
-    """The training loader of one rank, everything checked that can be checked before the first batch.
+    """Return the training loader of one rank, after every check that is possible before the first batch.
 
-    transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
-    context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    once: where ranks are joined, lets one of them list, check and count the data and shares its result or error.
+    transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, also called with
+    context_length if that is given. Synthetic data needs only image_size and context_length.
+    once: for several ranks, lets one of them list, check and count the data and share its result or error.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
@@ -304,10 +304,10 @@ def build_loader(
     decode: Callable[[Row, int], Example]
     if isinstance(source, SyntheticSource):
         if image_size is None or context_length is None:
-            raise ValueError("synthetic data needs image_size and context_length: give both to build_loader")
+            raise ValueError("synthetic data requires image_size and context_length: give both to build_loader")
         decode = SyntheticDecoder(image_size, context_length, config.seed, config.captions)
     elif transform is None or (tokenizer is None and config.captions):
-        raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
+        raise ValueError("build_loader got no transform or no tokenizer. Give both; only synthetic data needs neither")
     else:
         options = (config.seed, config.known_matches, config.captions, config.word_drop)
         decode = Decoder(transform, config.sampler, *options)
@@ -318,16 +318,16 @@ def build_loader(
 
 
 def start_worker(_: int) -> None:
-    """Prepare a worker process: no threads of tokenizers after a fork, no stop signals."""
+    """Prepare a worker process: no tokenizer threads after a fork, no stop signals."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A stop signal, Ctrl-C above all, often goes to the whole group of processes. The run still finishes its step and
-    # saves, for which it needs its workers; they end with their parent.
+    # A stop signal such as Ctrl-C often reaches the whole process group. The run still finishes its step and saves, for
+    # which it needs its workers; they end with their parent.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
     def end_worker(error: Exception, _: Any) -> None:
-        # Python's queue would drop a chunk that it cannot send, and the run wait forever
-        say(f"a worker of the data loader cannot hand on its samples: {type(error).__name__}: {error}")
+        # Python's queue would drop a chunk that it cannot send, and the run would wait forever
+        say(f"a worker of the data loader cannot send its samples: {type(error).__name__}: {error}")
         os._exit(1)
 
     queue: Any = multiprocessing.queues.Queue
@@ -343,12 +343,12 @@ def hand_on(chunk: Any) -> Any:
 
 
 def lost_worker(error: Exception, workers: DataLoader | None) -> str | None:
-    """Which worker ended by which signal, in torch's words, if that caused an error: torch itself rarely names it."""
+    """Name the worker that caused an error and the signal that ended it, in torch's words; torch itself rarely does."""
     of_worker = isinstance(error, (EOFError, OSError)) or str(error).startswith("DataLoader worker (pid(s) ")
     if workers is None or not of_worker or "Caught " in str(error):
         return None
     iterator: Any = workers._iterator
-    for _ in range(20):  # a worker that is killed while it sends closes its connection before it counts as dead
+    for _ in range(20):  # a worker killed while sending closes its connection before it counts as dead
         for worker in iterator._workers:
             if worker.exitcode is not None:
                 how = signal.strsignal(-worker.exitcode) if worker.exitcode < 0 else None

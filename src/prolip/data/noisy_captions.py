@@ -1,4 +1,4 @@
-"""Noisy correspondence: a share of all (image, caption) associations, read beforehand, is shuffled for a whole run."""
+"""Noisy correspondence: a share of all (image, caption) associations, read in advance, is shuffled for a whole run."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from prolip.data.faults import Gather, SampleFault, ShardFault, alone
 from prolip.data.order import RowSource, ShardSource, Source
 from prolip.data.samples import Raw, Row, caption_parts, has_image, is_selected, json_record
 
-MOST = 20_000_000  # associations that are held in memory while they are shuffled, some 300 bytes each
-TOO_MANY = "the data has more than {:,} associations, and they are shuffled in memory: train on fewer samples"
-#: A sample: the number of its shard in the order of --train-data (0 for tables and folders), and its key.
+MOST = 20_000_000  # associations held in memory while they are shuffled, about 300 bytes each
+TOO_MANY = "the data has more than {:,} associations, too many to shuffle in memory. Train on fewer samples"
+#: Owner of a caption: the number of its shard in the order of --train-data (0 for tables and folders), and its key.
 Owner = tuple[int, str]
 
 
 class Slot(NamedTuple):
-    """One association: a caption of a sample in a field, `.txt` or a text of its JSON or of a list there."""
+    """One association: a caption of a sample in a field, `.txt` or a text or list element of its JSON."""
 
     owner: Owner
     field: str
-    number: int  # of an element of a list, else 0
+    number: int  # position in a list, else 0
     text: str
 
 
 class Swap(NamedTuple):
-    """A slot that gets the caption of another one."""
+    """A slot that gets the caption of another."""
 
     slot: Slot
     source: Slot
 
 
 def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:
-    """The associations that captions are drawn from; SampleFault where none could be drawn."""
+    """Return the associations from which captions are drawn; SampleFault if there is none."""
     plain, record = caption_parts(raw, captions)
     values = {name: plain if name == PLAIN else (record or {}).get(name) for name in captions.fields}
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items() if value is not None}
@@ -51,10 +51,10 @@ def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:
 
 
 def derange(owners: Sequence[Hashable], rng: random.Random) -> list[int]:
-    """A random permutation p in which as few owners[p[i]] as possible equal owners[i].
+    """Return a random permutation p for which as few owners[p[i]] as possible equal owners[i].
 
-    A shuffle, then one swap for each i that kept its owner g, with the first j from a random one on for which neither
-    owners[j] nor owners[p[j]] is g. Without such a j, 2 n_g - n places hold their own: the least by counting.
+    A shuffle, then one swap for each i that kept its owner g, with the first j after a random one for which neither
+    owners[j] nor owners[p[j]] is g. Without such a j, 2 n_g - n places keep their owner, the minimum by counting.
     """
     count, stuck = len(owners), set[Hashable]()
     given = list(range(count))
@@ -91,7 +91,7 @@ class Noise:
 
     @cached_property
     def digest(self) -> str:
-        """Equal where slots, counted in the order of the data, got the same captions, at any place of the data."""
+        """A hash that is equal if slots, counted in data order, got the same captions, wherever the data is."""
         whole = blake2b(digest_size=16)
         places: dict[Owner, int] = {}
         for slot, source in self.swaps:
@@ -101,7 +101,7 @@ class Noise:
         return whole.hexdigest()
 
     def __call__(self, row: Row) -> Row:
-        """The sample with its noisy captions, a copy; SampleFault where a caption has changed since noise was made."""
+        """Return a copy of the sample with noisy captions; SampleFault if a caption changed since noise was made."""
         raw = row.raw
         owner = self.shards.get(raw.get("__url__", ""), 0), raw["__key__"]
         if owner not in self.by_owner:
@@ -120,13 +120,13 @@ class Noise:
         return row._replace(raw=raw | plain | ({"json": json_record(raw) | given} if given else {}))
 
     def __str__(self) -> str:
-        """The counts for a log."""
+        """Format the counts for a log."""
         share = len(self.swaps) / self.slots if self.slots else 0.0
         changed = sum(slot.text != source.text for slot, source in self.swaps)
         return f"{len(self.swaps):,} of {self.slots:,} associations ({share:.1%}) shuffled, {changed:,} changed text"
 
     def write(self, path: Path) -> None:
-        """One JSON object per shuffled association, in the order of fields and of the data."""
+        """Write one JSON object per shuffled association, in the order of fields and of the data."""
         with path.open("w", encoding="utf-8") as file:
             for slot, source in self.swaps:
                 (shard, key), (from_shard, from_key) = slot.owner, source.owner
@@ -136,7 +136,7 @@ class Noise:
 
 
 def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
-    """round(ratio n) of the n slots of each field, drawn at random by `seed` and shuffled among themselves."""
+    """Draw round(ratio n) of the n slots of each field by `seed` and shuffle them among themselves."""
     fields = defaultdict[str, list[Slot]](list)
     for slot in slots:
         fields[slot.field].append(slot)
@@ -150,7 +150,7 @@ def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
 
 
 def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
-    """The noise of `config.noise_ratio`, None for 0; the same for any number of ranks, which share the reading."""
+    """Return the noise of `config.noise_ratio`, None for 0; equal for any number of ranks, which share the reading."""
     if not config.noise_ratio:
         return None
     captions = CaptionSampler.parse(config.caption_sampling)
@@ -161,7 +161,7 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
     fault = ""
     try:
         found = read_slots(source, shards, captions, rank % ranks, ranks)
-    except ValueError as error:  # for the other ranks, which wait for this one
+    except ValueError as error:  # the other ranks wait for this one and must get the error
         fault = str(error)
 
     def merge(parts: list[tuple[dict[int, list[Slot]], str]]) -> tuple[tuple[Swap, ...], int]:
@@ -169,7 +169,7 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
         slots = [slot for number in sorted(whole) for slot in whole[number]]
         problem = next((said for _, said in parts if said), "") or (TOO_MANY.format(MOST) if len(slots) > MOST else "")
         if problem or not slots:
-            none = "the data has no captions to shuffle: leave it out"
+            none = "the data has no captions to shuffle. Leave the flag out"
             raise ValueError(f"--noise-ratio {config.noise_ratio}: {problem or none}")
         return shuffle(slots, config.noise_ratio, config.noise_seed), len(slots)
 
@@ -180,7 +180,7 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
 def read_slots(
     source: Source, shards: dict[str, int], captions: CaptionSampler, rank: int, ranks: int
 ) -> dict[int, list[Slot]]:
-    """This rank's share of the associations by the number of their shard, in order, without unusable samples."""
+    """Return this rank's share of the associations by shard number, in order, without unusable samples."""
 
     def texts_of() -> Iterator[tuple[int, Raw]]:
         if isinstance(source, RowSource):
@@ -192,8 +192,8 @@ def read_slots(
             try:
                 yield from ((number, raw) for raw in source.reader(url, lambda fault: None) if has_image(raw))
             except ShardFault as fault:
-                what = f"every caption is read before training, and {url} cannot be: {fault}"
-                raise ValueError(f"{what}; mend this shard, or leave it out of --train-data") from fault
+                what = f"noise requires all captions before training, but {url} cannot be read: {fault}"
+                raise ValueError(f"{what}. Repair this shard, or remove it from --train-data") from fault
 
     found: dict[int, list[Slot]] = {}
     count = 0

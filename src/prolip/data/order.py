@@ -1,6 +1,6 @@
-"""The order of the data: the rows of each of the S = ranks x workers streams in an epoch, and where each is.
+"""The order of the data: the rows of each of the S = ranks x workers streams in an epoch, and each stream's position.
 
-Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
+Pass p of epoch e has one permutation, a function of (seed, e, p); stream s takes its elements s, s + S, s + 2 S, ...
 A stream that reaches the end of its pass before the epoch ends continues with the next.
 """
 
@@ -25,14 +25,14 @@ from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import ShardReader, survey
 from prolip.data.samples import Raw, Row, is_selected
 
-EMPTY_PASSES = 10  # passes without a sample that stop a stream: with `select`, single passes may be empty
-ROOM, OVERHEAD = 64 << 20, 512  # bytes of small shards that a process keeps, and those of a sample besides its members
-#: (number of the shard in the stream's order, its URL, where to count faults) -> those of its samples that are ours
+EMPTY_PASSES = 10  # passes without a sample after which a stream stops: with `select`, single passes may be empty
+ROOM, OVERHEAD = 64 << 20, 512  # bytes of small shards that a process keeps, and overhead per sample
+#: (number of the shard in the stream's order, its URL, counter of faults) -> those of its samples that are ours
 ReadShard = Callable[[int, str, FaultCounter], Iterator[Raw]]
 
 
 class Place(NamedTuple):
-    """A stream of an epoch: stream = worker * ranks + rank, of `streams` = ranks * workers."""
+    """A stream of an epoch: stream = worker * ranks + rank, out of `streams` = ranks * workers."""
 
     seed: int
     epoch: int
@@ -44,18 +44,18 @@ class Place(NamedTuple):
 class Cursor:
     """The position of a stream in its epoch."""
 
-    turn: int = 0  # its pass
-    drawn: int = 0  # rows of this pass that it has handed out, good or bad
-    shards: list[int] = field(default_factory=list)  # samples that each shard opened in this pass has given
-    ended: bool = False  # the last of them was read to its end, and no other follows in this pass
+    turn: int = 0  # current pass
+    drawn: int = 0  # rows of this pass already returned, usable or not
+    shards: list[int] = field(default_factory=list)  # samples returned from each shard opened in this pass
+    ended: bool = False  # whether the last shard was read to its end and no other follows in this pass
 
     def next_turn(self) -> None:
-        """Begin the next pass."""
+        """Start the next pass."""
         self.turn, self.drawn, self.shards, self.ended = self.turn + 1, 0, [], False
 
 
 class Ticket(NamedTuple):
-    """A sample by its place: the number of its shard in the stream's order, and its own in the shard."""
+    """A sample by its position: the number of its shard in the stream's order, and its number in the shard."""
 
     shard: int
     sample: int
@@ -69,10 +69,10 @@ def shuffled(
     rng: random.Random,
     faults: FaultCounter,
 ) -> Iterator[tuple[Raw, int]]:
-    """The samples of (URL, occurrence) of shards through a shuffle buffer, from `cursor` on, which moves along.
+    """Yield the samples of (URL, occurrence) of shards through a shuffle buffer, from `cursor` on, and advance it.
 
-    The buffer's order depends on the number of samples, not on their content. So it is run again on tickets, up to
-    `cursor.drawn`, which opens no shard; then only the shards of the tickets left in it are read once more.
+    The buffer's order depends on the number of samples, not on their content. So it is replayed on tickets up to
+    `cursor.drawn`, which opens no shard; then only the shards of the tickets left in the buffer are read again.
     """
     passed = list(islice(order, len(cursor.shards)))
     waiting: set[Ticket] = set()
@@ -103,7 +103,7 @@ def shuffled(
             yield recovered.pop(row), passed[row.shard][1]
         else:
             faults.samples += 1
-            lost = SampleFault("lost at restart", f"sample {row.sample} was in the shuffle buffer, now it is gone")
+            lost = SampleFault("lost at restart", f"sample {row.sample} was in the shuffle buffer but no longer exists")
             faults.add(lost, url=passed[row.shard][0])
 
 
@@ -114,7 +114,7 @@ def fresh_samples(
     cursor: Cursor,
     faults: FaultCounter,
 ) -> Iterator[tuple[Raw, int]]:
-    """The samples that the buffer has not had: the rest of the last shard passed, then the shards that follow."""
+    """Yield the samples that have not entered the buffer: the rest of the last shard passed, then later shards."""
     if cursor.ended:
         return
     for number, (url, occurrence) in enumerate(chain(passed[-1:], order), max(len(passed) - 1, 0)):
@@ -123,7 +123,7 @@ def fresh_samples(
             samples = read(number, url, faults)
             for _ in islice(samples, cursor.shards[-1]):
                 pass
-            faults.drain()  # these were counted before the interruption
+            faults.drain()  # already counted before the interruption
             faults.merge(known)
         else:
             cursor.shards.append(0)
@@ -135,19 +135,19 @@ def fresh_samples(
 
 
 class KeptShards:
-    """The samples of small local shards without a fault, up to `room` bytes, which would cost as much as decoding."""
+    """Cache of the samples of small undamaged local shards, up to `room` bytes; reading costs as much as decoding."""
 
     def __init__(self, room: int = ROOM):
         self.room = room
-        self._kept: dict[str, tuple[Any, list[Raw], int]] = {}  # of a file its mark, samples and their bytes
+        self._kept: dict[str, tuple[Any, list[Raw], int]] = {}  # file -> its mark, samples and their bytes
 
     def get(self, url: str) -> list[Raw] | None:
-        """Copies of the samples of a shard that was kept and has not changed since."""
+        """Return copies of the samples of a shard that was kept and has not changed since."""
         mark, samples, _ = self._kept.get(url, (None, [], 0))
         return [dict(sample) for sample in samples] if mark is not None and mark == mark_of(url) else None
 
     def keeping(self, url: str, samples: Iterator[Raw], kinds: set[str]) -> Iterator[Raw]:
-        """The same samples, kept at their end if there are no `kinds` of faults then."""
+        """Yield the same samples, and keep them at the end if `kinds` of faults is empty."""
         mark, held, size = mark_of(url), list[Raw](), 0
         fits = mark is not None and mark[1] <= self.room
         for sample in samples:
@@ -157,14 +157,14 @@ class KeptShards:
                 fits = size <= self.room
             yield sample
         if fits and not kinds and mark == mark_of(url):
-            *_, before = self._kept.get(url, (0,))  # of an older file, or another stream was quicker
+            *_, before = self._kept.get(url, (0,))  # an older file, or another stream was faster
             self.room += before - size
             self._kept[url] = (mark, held, size)
 
 
 def mark_of(url: str) -> tuple[int, int] | None:
-    """Time of change and size of a local file; None for anything else."""
-    with suppress(OSError, ValueError):  # the latter for a zero byte in it
+    """Return the modification time and size of a local file; None for anything else."""
+    with suppress(OSError, ValueError):  # ValueError: a zero byte in the path
         if is_local(url):
             found = os.stat(local_path(url))
             return found.st_mtime_ns, found.st_size
@@ -173,9 +173,9 @@ def mark_of(url: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Webdataset shards, in passes or, with `weights`, drawn with replacement in proportion to them.
+    """Webdataset shards, read in passes or, with `weights`, drawn with replacement in proportion to the weights.
 
-    by_sample: every stream reads all shards, which are few, and keeps its share.
+    by_sample: every stream reads all (few) shards and keeps its share.
     """
 
     urls: Sequence[str]
@@ -187,7 +187,7 @@ class ShardSource:
     weights: tuple[float, ...] | None = None
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
-        """Passes over this stream's share, each through its own seeded shuffle buffer."""
+        """Yield passes over this stream's share, each through its own seeded shuffle buffer."""
         cursor = cursor or Cursor()
         empty = 0
         while True:
@@ -195,7 +195,7 @@ class ShardSource:
             for raw, occurrence in self.one_pass(place, faults, cursor):
                 empty = 0
                 yield Row(raw, occurrence)
-            if empty == EMPTY_PASSES or self.weights:  # whose only pass ends when no sample is found
+            if empty == EMPTY_PASSES or self.weights:  # the only pass of weighted shards ends if no sample is found
                 why = "" if faults.examples else f": {survey(self.urls, self.reader.policy)}"
                 shards = EMPTY_PASSES * len(self.urls)
                 tried = f"{shards} shards" if self.weights else f"{empty} passes over the data"
@@ -203,7 +203,7 @@ class ShardSource:
             cursor.next_turn()
 
     def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> Iterator[tuple[Raw, int]]:
-        """The rest of a stream's share of the pass that the cursor is in: (raw sample, occurrence)."""
+        """Yield the rest of a stream's share of the cursor's pass: (raw sample, occurrence)."""
         seed, epoch, stream, streams = place
         if self.weights:
             rng = random.Random(stable_hash(seed, epoch, stream, "resampled buffer"))
@@ -218,13 +218,13 @@ class ShardSource:
         def read(number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
             if not self.by_sample:
                 return self._samples(url, faults)
-            counter = faults if number % streams == stream else FaultCounter()  # one stream counts what all meet
+            counter = faults if number % streams == stream else FaultCounter()  # one stream counts the shared faults
             return islice(self._samples(url, counter), (stream - number) % streams, None, streams)
 
         return shuffled(opened, read, cursor, self.shuffle_buffer, rng, faults)
 
     def _draw_shards(self, place: Place, cursor: Cursor) -> Iterator[tuple[str, int]]:
-        """Shards until too many in a row were empty."""
+        """Yield shards until too many in a row were empty."""
         rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled shards"))
         times: Counter[str] = Counter()
         empty = 0
@@ -237,7 +237,7 @@ class ShardSource:
                 return
 
     def _samples(self, url: str, faults: FaultCounter) -> Iterator[Raw]:
-        """The samples of a shard that the selector keeps; faults are counted, and end no more than the shard."""
+        """Yield the samples of a shard that the selector keeps; faults are counted and end at most the shard."""
         faults.shards += 1
         seen: set[str] = set()
 
@@ -268,13 +268,13 @@ class ShardSource:
 
 
 class Groups(NamedTuple):
-    """Rows that are read together, as a row group of a table."""
+    """Rows to read together, such as a row group of a table."""
 
     of_row: Tensor  # group of each row, (rows,) int64
-    sizes: Tensor  # of each group, as a share of the memory of a process, (groups,) float64
+    sizes: Tensor  # size of each group, as a share of a process's memory, (groups,) float64
 
     def together(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """The same permutation, but as many groups at a time, in random order, as a process keeps."""
+        """Return the same permutation, but with as many groups at a time, in random order, as a process keeps."""
         turn, now, filled = torch.empty(len(self.sizes), dtype=torch.int64), 0, 0.0
         for group in torch.randperm(len(turn), generator=generator).tolist():
             size = float(self.sizes[group])
@@ -285,9 +285,9 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows that are known beforehand (CSV, image folders): row i of the permutation goes to stream i % S.
+    """Rows that are known in advance (CSV, image folders): row i of the permutation goes to stream i % S.
 
-    read: row number -> raw sample, SampleFault where its file is missing. texts: the same without opening the image.
+    read: row number -> raw sample, SampleFault if its file is missing. texts: the same without opening the image.
     """
 
     length: int
@@ -296,9 +296,9 @@ class RowSource:
     groups: Groups | None = None
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
-        """Passes over this stream's share of the permutation."""
+        """Yield passes over this stream's share of the permutation."""
         if place.stream >= self.length:
-            raise ValueError(f"{self.length} rows for {place.streams} streams: use fewer ranks or workers")
+            raise ValueError(f"{self.length} rows for {place.streams} streams are too few. Use fewer ranks or workers")
         cursor = cursor or Cursor()
         faults.rows = len(range(place.stream, self.length, place.streams))
         while True:
@@ -320,12 +320,12 @@ class RowSource:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Sample i of `length` goes to stream i % S, in every pass the same."""
+    """Generated rows: sample i of `length` goes to stream i % S, the same in every pass."""
 
     length: int
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
-        """Numbered rows without content."""
+        """Yield numbered rows without content."""
         cursor = cursor or Cursor()
         while True:
             for index in range(place.stream, self.length, place.streams)[cursor.drawn :]:
@@ -334,4 +334,4 @@ class SyntheticSource:
             cursor.next_turn()
 
 
-Source = ShardSource | RowSource | SyntheticSource  # anything that has an endless stream of rows for every place
+Source = ShardSource | RowSource | SyntheticSource  # anything with an endless stream of rows for every place

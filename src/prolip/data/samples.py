@@ -1,4 +1,4 @@
-"""One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
+"""One sample: the steps from the bytes in a shard to an RGB image, a caption and its own random numbers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from prolip.utils.documents import loads
 from prolip.utils.messages import first_few
 
 Raw = dict[str, Any]
-#: Suffixes of members that hold the image, first match wins.
+#: Suffixes of image members; the first match is used.
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
-JSON_BYTES = 2**22  # bytes of a sample's JSON: parsed, it may take fifty times as many
-SEVERAL = "captions"  # field of the JSON that lists the captions of an image that has several, in place of `.txt`
-#: Random images are shifted copies of this many, because noise of its own for each costs more than a decode; and their
-#: ids are below a number that is small enough for any vocabulary.
+JSON_BYTES = 2**22  # bytes of a sample's JSON; parsed, it may need fifty times as much memory
+SEVERAL = "captions"  # JSON field that lists the captions of an image with several, in place of `.txt`
+#: Random images are shifted copies of this many, because separate noise for each costs more than a decode. Their ids
+#: are small enough for any vocabulary.
 POOL, VOCABULARY = 32, 1000
 
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """A raw sample in the order of its stream."""
 
     raw: Raw
-    occurrence: int  # how often its stream read the sample before, this epoch
+    occurrence: int  # how often its stream read the sample before, in this epoch
 
 
 class Example(NamedTuple):
@@ -54,51 +54,51 @@ class Example(NamedTuple):
 
     key: str
     image: Tensor  # (3, H, W)
-    text: str | tuple[str, ...] | Tensor  # the caption, several or none, or their (L,) or (K, L) token ids
+    text: str | tuple[str, ...] | Tensor  # caption, captions or (), or their (L,) or (K, L) token ids
     drawn_id: int = -1
     ids: tuple[int, ...] = ()  # of all captions
 
 
 def has_image(raw: Container[str]) -> bool:
-    """Whether a raw sample has an image member, and so counts as a sample."""
+    """Return whether a raw sample has an image member; only then does it count as a sample."""
     return any(suffix in raw for suffix in IMAGE_SUFFIXES)
 
 
 def image_bytes(raw: Raw) -> bytes:
-    """The image member of a raw sample; SampleFault naming the members that are there."""
+    """Return the image member of a raw sample; SampleFault lists the members if there is none."""
     for suffix in IMAGE_SUFFIXES:
         if suffix in raw:
             return raw[suffix]
-    wanted, key = f"wanted one of {', '.join(IMAGE_SUFFIXES)}", os.path.basename(raw["__key__"])
-    raise SampleFault("missing image", f"members: {members_of(raw)}; {wanted}: {why_no_image(suffixes_of(raw), key)}")
+    expected, key = f"expected one of {', '.join(IMAGE_SUFFIXES)}", os.path.basename(raw["__key__"])
+    raise SampleFault("missing image", f"members: {members_of(raw)}; {expected}: {why_no_image(suffixes_of(raw), key)}")
 
 
 def suffixes_of(raw: Raw) -> list[str]:
-    """The suffixes of a raw sample's members."""
+    """Return the suffixes of a raw sample's members."""
     return [name for name in raw if not name.startswith("__")]
 
 
 def members_of(raw: Raw) -> str:
-    """The members of a raw sample, or the first few."""
+    """Return the members of a raw sample, or the first few."""
     return first_few(suffixes_of(raw), 8) or "none"
 
 
 def why_no_image(suffixes: Sequence[str], key: str) -> str:
-    """Why members of a key with these suffixes, in lower case, are no image, and what to do."""
+    """Explain why members of a key with these lower-case suffixes are not an image, and what to do."""
     for suffix in suffixes:
         more, dot, last = suffix.rpartition(".")
         if dot and last in IMAGE_SUFFIXES:
             plain = f"{key}_{more.replace('.', '_')}.{last}"
-            rule = f"the key ends at the first dot of a file's name, so '{key}.{suffix}' has the key {key!r}"
-            return f"{rule} and the suffix {suffix!r}: name it {plain!r}, and its text likewise"
+            rule = f"a key ends at the first dot of the file name, so '{key}.{suffix}' has the key {key!r}"
+            return f"{rule} and the suffix {suffix!r}: name it {plain!r}, and its text in the same way"
     others = [suffix for suffix in suffixes if suffix not in (PLAIN, "json", "cls", "npy", *LIKELY)]
     if not others:
-        return "there are texts or labels alone: an image wants the same name up to its suffix"
-    return f"no image is known by the suffix {others[0]!r}: name it after its format, or convert it to one of these"
+        return "there are only texts or labels. Give the image the same name up to its suffix"
+    return f"{others[0]!r} is not an image suffix. Name the file after its format, or convert it to one of these"
 
 
 def plain_text(raw: Raw) -> Plain:
-    """The `.txt` member of a shard's sample, or the list `captions` of its JSON; SampleFault."""
+    """Return the `.txt` member of a shard's sample, or the list `captions` of its JSON; SampleFault."""
     if PLAIN in raw:
         try:
             return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
@@ -112,35 +112,35 @@ def plain_text(raw: Raw) -> Plain:
                 return several
             instead = "; " + offer_fields(json_record(raw))
         except SampleFault as fault:
-            instead = f"; its json is no help: {fault.message}"
-    raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt{instead}")
+            instead = f"; its json has no captions either: {fault.message}"
+    raise SampleFault("missing text", f"members: {members_of(raw)}; expected txt{instead}")
 
 
 def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
-    """The `.json` member as a dict, parsed once, for `flag`; SampleFault where it is missing or no JSON object."""
+    """Return the `.json` member as a dict, parsed once, for `flag`; SampleFault if it is missing or not an object."""
     if "json" not in raw:
         plain = PLAIN in raw and flag == "--caption-sampling"
         remedy = "give --caption-sampling txt for the plain text" if plain else f"leave out {flag}"
-        raise SampleFault("missing json", f"members: {members_of(raw)}; wanted json for the fields of {flag}: {remedy}")
+        raise SampleFault("missing json", f"members: {members_of(raw)}; expected json for {flag}: {remedy}")
     if isinstance(raw["json"], bytes):
         if len(raw["json"]) > JSON_BYTES:
-            raise SampleFault("bad json", f"{len(raw['json'])} bytes, at most {JSON_BYTES} are parsed")
+            raise SampleFault("bad json", f"{len(raw['json'])} bytes, the limit is {JSON_BYTES}")
         try:
             raw["json"] = loads(raw["json"])
         except ValueError as error:
             raise SampleFault("bad json", str(error)) from error
     if not isinstance(raw["json"], dict):
-        raise SampleFault("bad json", f"a {type(raw['json']).__name__}, wanted an object")
+        raise SampleFault("bad json", f"a {type(raw['json']).__name__}, expected an object")
     return raw["json"]
 
 
 def is_selected(raw: Raw, selector: Selector | None) -> bool:
-    """Whether a raw sample passes the selector (None keeps all); SampleFault without a JSON."""
+    """Return whether a raw sample passes the selector (None passes all); SampleFault without a JSON."""
     return selector is None or selector(json_record(raw, "--select"))
 
 
 def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[Plain, dict[str, Any] | None]:
-    """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
+    """Return the plain text and the JSON that captions need; if they need both, a sample may lack one."""
     plain, record = PLAIN in captions.fields, any(field != PLAIN for field in captions.fields)
     both = plain and record
     return (
@@ -170,17 +170,17 @@ def seed_rng(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Turns a row into an example, at random, as a function of (seed, epoch, sample key, occurrence) only."""
+    """Decoder of rows into examples, a random function of (seed, epoch, sample key, occurrence) only."""
 
-    transform: Callable[[Image.Image], Tensor] | RandomCrop  # of an RGB image, or of a file -> (3, H, W)
+    transform: Callable[[Image.Image], Tensor] | RandomCrop  # RGB image, or file for `RandomCrop` -> (3, H, W)
     captions: CaptionSampler = field(default_factory=CaptionSampler)
     seed: int = 0
-    with_ids: bool = False  # hash all captions, whole, for known matches
-    count: int = 1  # captions to draw: different ones of several plain captions while there are any
+    with_ids: bool = False  # hash all whole captions, for known matches
+    count: int = 1  # captions to draw, without repeats as long as plain captions last
     word_drop: float = 0.0
 
     def __call__(self, row: Row, epoch: int) -> Example:
-        """Decode, draw the captions, augment. Seeds the global generators: call it within `preserved_rng`."""
+        """Decode, draw the captions and augment. Seeds the global generators: call within `preserved_rng`."""
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
         pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
@@ -214,9 +214,9 @@ class Decoder:
 
 @dataclass
 class SyntheticDecoder:
-    """Sample i -> image (3, H, W) of standard normal pixels and (L,) token ids, functions of (seed, i) only.
+    """Decoder of sample i into an image (3, H, W) of standard normal pixels and (L,) token ids, by (seed, i) only.
 
-    Texts are ids from 1 to 999 of a random length, padded with 0; of `captions` other than 1, (captions, L).
+    Texts are ids from 1 to 999 of random length, padded with 0; (captions, L) if `captions` is not 1.
     """
 
     image_size: int | tuple[int, int]
@@ -230,7 +230,7 @@ class SyntheticDecoder:
         return torch.randn(POOL, 3, *size, generator=torch.Generator().manual_seed(self.seed))
 
     def __call__(self, row: Row, epoch: int) -> Example:
-        """The example of a row; the epoch does not matter."""
+        """Return the example of a row; the epoch does not matter."""
         index = row.raw["index"]
         image = self.pool[index % POOL].roll((index // POOL, index), dims=(1, 2))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)

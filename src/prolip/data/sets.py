@@ -1,6 +1,6 @@
-"""Published sets of captioned images by a word and their addresses, for training and evaluation: `coco:JSON,IMAGES`.
+"""Published sets of captioned images, for training and evaluation, named by a word and addresses: `coco:JSON,IMAGES`.
 
-A set is a function of (addresses, splits), which gives its name and images, and a line of SETS.
+To add a set, write a function of (addresses, splits) that returns its name and images, and a line of SETS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CaptionedImage(NamedTuple):
     path: str
     captions: tuple[str, ...]
     facts: Mapping[str, Any] = {}  # for `--select`
-    image_id: int = -1  # the set's own numbers, where it has any
+    image_id: int = -1  # the set's own numbers, if it has any
     caption_ids: tuple[int, ...] = ()
 
 
@@ -36,33 +36,33 @@ Found = tuple[str, list[CaptionedImage]]
 
 
 def check_folders(*folders: Path) -> None:
-    """FileNotFoundError for the first folder that is missing."""
+    """Raise FileNotFoundError for the first missing folder."""
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}: {explain_missing(str(folder))}")
 
 
 def check_files(paths: Sequence[str], what: str) -> list[int]:
-    """The sizes of local files. FileNotFoundError naming those that are missing, DamagedData those that are empty."""
+    """Return the sizes of local files. FileNotFoundError names missing files, DamagedData empty ones."""
     sizes = [os.path.getsize(path) if os.path.exists(path) else -1 for path in paths]
     for wrong, kind, state in ((-1, FileNotFoundError, "are missing"), (0, DamagedData, "are empty")):
         if names := [path for path, size in zip(paths, sizes) if size == wrong]:
-            hint = explain_missing(names[0]) if wrong < 0 else "Fetch them again."
+            hint = explain_missing(names[0]) if wrong < 0 else "Download them again."
             raise kind(f"{what}: {len(names)} of {len(paths)} files {state}: {first_few(names, NAMED)}. {hint}")
     return sizes
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a text file, stripped, without blank ones."""
+    """Return the stripped lines of a text file without blank ones."""
     try:
         return [line for line in text_lines(file.read_text(encoding="utf-8-sig")) if line]
     except UnicodeDecodeError as error:
-        raise DamagedData(f"{file} is no UTF-8 text ({error}): fetch it again") from error
+        raise DamagedData(f"{file} is not UTF-8 text ({error}). Download it again") from error
 
 
 # --- COCO and Flickr30k -----------------------------------------------------------------------------------------------
 def read_karpathy(addresses: Sequence[str], splits: Collection[str]) -> Found:
-    """COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015), in the file's order; IMAGES holds val2014/."""
+    """Read COCO or Flickr30k in the splits of Karpathy and Fei-Fei (2015), in file order; IMAGES contains val2014/."""
     file, root = map(Path, addresses)
     if not root.is_dir():
         raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
@@ -73,9 +73,9 @@ def read_karpathy(addresses: Sequence[str], splits: Collection[str]) -> Found:
         records = content["images"]
         known = sorted({record["split"] for record in records})
     except (ValueError, KeyError, TypeError) as error:
-        what = f"{file} is no file of Karpathy's splits ({type(error).__name__}: {error})"
-        wanted = 'want {"images": [{"filename", "split", "sentences"}, ...]}'
-        raise DamagedData(f"{what}: {wanted}; fetch dataset_coco.json or dataset_flickr30k.json") from error
+        what = f"{file} is not a file of Karpathy's splits ({type(error).__name__}: {error})"
+        expected = 'expected {"images": [{"filename", "split", "sentences"}, ...]}'
+        raise DamagedData(f"{what}: {expected}. Download dataset_coco.json or dataset_flickr30k.json") from error
     for split in splits:
         if split not in known:
             raise ValueError(f"{file} has no images of the split {split!r}: it has {', '.join(known)}")
@@ -90,10 +90,10 @@ def read_karpathy(addresses: Sequence[str], splits: Collection[str]) -> Found:
             number = int(record.get("cocoid", record.get("imgid", -1)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             name = record.get("filename", "?")
-            raise DamagedData(f"{file}: image {name!r} lacks {error}: fetch the file again") from error
+            raise DamagedData(f"{file}: image {name!r} lacks {error}. Download the file again") from error
         if not all(texts) or not texts:
             has = f"{sum(not text for text in texts)} empty captions" if texts else "no caption"
-            raise DamagedData(f"{file}: {name} has {has}: write them, or leave the image out of the split")
+            raise DamagedData(f"{file}: {name} has {has}. Add captions, or remove the image from the split")
         below = root / record.get("filepath", "") / name
         path = root / name if not below.is_file() and (root / name).is_file() else below
         key = str(record["cocoid"]) if "cocoid" in record else name
@@ -102,17 +102,17 @@ def read_karpathy(addresses: Sequence[str], splits: Collection[str]) -> Found:
 
 
 # --- CUB --------------------------------------------------------------------------------------------------------------
-#: Split -> its files: CUB's own, beside IMAGES; 50 classes that no model was trained on, and the other 150 without and
-#: with the held-out pictures, of PCME (Chun et al. 2021), where a caption is true of every picture of its species.
+#: Split -> its files: CUB's own, next to IMAGES; or those of PCME (Chun et al. 2021), where a caption matches every
+#: image of its species: 50 unseen classes, and the other 150 without or with the held-out images.
 OFFICIAL, CLASSES = ("images.txt", "train_test_split.txt"), ("trainvalclasses.txt", "seen_test_images.txt")
 FILES = {"train": OFFICIAL, "test": OFFICIAL, "unseen": ("testclasses.txt",), "trainval": CLASSES, "seen": CLASSES}
 
 
 def read_cub(addresses: Sequence[str], splits: Collection[str]) -> Found:
-    """CUB captions (Reed et al. 2016): ten sentences for each picture of CUB-200-2011; key: CLASS/NAME.jpg, in order.
+    """Read the captions of Reed et al. (2016), ten for each image of CUB-200-2011, in order of key CLASS/NAME.jpg.
 
-    addresses: CAPTIONS with CLASS/NAME.txt, a caption per line, IMAGES with CLASS/NAME.jpg and, optionally, the folder
-    with the files of the splits; default: these two and those above them.
+    addresses: CAPTIONS with CLASS/NAME.txt, one caption a line; IMAGES with CLASS/NAME.jpg; optionally the folder with
+    the split files, by default these two and their parents.
     """
     texts, root, *lists = map(Path, addresses)
     check_folders(texts, root)
@@ -124,21 +124,21 @@ def read_cub(addresses: Sequence[str], splits: Collection[str]) -> Found:
     images = []
     for key, file in zip(chosen, files):
         if not (captions := tuple(read_lines(file))):
-            raise DamagedData(f"{file} holds no caption: fetch it again")
+            raise DamagedData(f"{file} has no caption. Download it again")
         species = key.split("/")[0].partition(".")[2].replace("_", " ")  # of 001.Black_footed_Albatross/NAME.jpg
         images.append(CaptionedImage(key, str(root / key), captions, {"class": species}))
     return "cub", images
 
 
 def choose_birds(split: str, places: Sequence[Path], root: Path) -> list[str]:
-    """The keys CLASS/NAME.jpg of a split. FileNotFoundError for a list that is in none of `places`."""
+    """Return the keys CLASS/NAME.jpg of a split. FileNotFoundError for a list that none of `places` has."""
     if split not in FILES:
         raise ValueError(f"CUB has no split {split!r}: give one of {', '.join(FILES)}")
     files = []
     for file in FILES[split]:
         if not (found := [place / file for place in places if (place / file).is_file()]):
             looked = ", ".join(dict.fromkeys(map(str, places)))
-            raise FileNotFoundError(f"no {file} in {looked}: fetch it and give its folder as the third address")
+            raise FileNotFoundError(f"no {file} in {looked}. Download it and give its folder as the third address")
         files.append(found[0])
     rows = [read_lines(file) for file in files]
     try:
@@ -153,44 +153,44 @@ def choose_birds(split: str, places: Sequence[Path], root: Path) -> list[str]:
             keys = [f"{x.parent.name}/{x.name}" for x in found if x.suffix.lower() in (".jpg", ".jpeg")]
     except (ValueError, KeyError) as error:
         names, what = " and ".join(file.name for file in files), f"{type(error).__name__}: {error}"
-        raise DamagedData(f"{names} with {root} do not fit ({what}): fetch them again") from error
+        raise DamagedData(f"{names} do not match {root} ({what}). Download them again") from error
     if split in ("seen", "trainval"):
         held_out = set(rows[1])
         keys = [key for key in keys if (key in held_out) == (split == "seen")]
     if not keys:
-        raise ValueError(f"the split {split!r} has no picture in {root}: is it the folder of the class folders?")
+        raise ValueError(f"the split {split!r} has no image in {root}. Give the folder that contains the class folders")
     return keys
 
 
 # --- IAPR TC-12 -------------------------------------------------------------------------------------------------------
 ANNOTATIONS, LIST = ("annotations_complete_eng", "annotations"), "iaprtc12_{}_list.txt"
-#: No parser of XML: descriptions hold bare ampersands.
+#: Not an XML parser, because descriptions contain bare ampersands.
 TAG = re.compile(r"<(?P<name>[A-Z]+)>(?P<text>.*?)</(?P=name)>", re.DOTALL)
 FACTS = ("TITLE", "NOTES", "LOCATION", "DATE")
 
 
 def read_iapr(addresses: Sequence[str], splits: Collection[str]) -> Found:
-    """IAPR TC-12 (Grubinger et al. 2006): 20,000 photographs, a caption for each sentence; key: id, 00/25, in order.
+    """Read IAPR TC-12 (Grubinger et al. 2006): 20,000 photographs, one caption per sentence, in order of key 00/25.
 
-    addresses: FOLDER with images/00/25.jpg and annotations_complete_eng/00/25.eng or annotations/, SGML in ISO-8859-1;
-    optionally a file of ids, which then are the split, or the folder of LEAR's lists (17,665 and 1,962 images). Without
-    a list, "test" is where the hash of the id modulo 10 is 0, "train" the others, "all" both. Images without a
-    description are left out, which is logged.
+    addresses: FOLDER with images/00/25.jpg and annotations_complete_eng/00/25.eng or annotations/, SGML in ISO-8859-1.
+    Optional: a file of ids, which become the split, or the folder of LEAR's lists (17,665 and 1,962 images). Without a
+    list, "test" has the images whose hashed id modulo 10 is 0, "train" the others, "all" both. Images without a
+    description are skipped with a warning.
     """
     root, *lists = map(Path, addresses)
     check_folders(root)
     places = [root / name for name in ANNOTATIONS if (root / name).is_dir()]
     if not places or not (root / "images").is_dir():
         missing = "images" if places else " or ".join(ANNOTATIONS)
-        there = f"it holds {listing(str(root))}"
-        raise FileNotFoundError(f"{root} holds no folder {missing} ({there}): give the folder iaprtc12, as unpacked")
+        there = f"it contains {listing(str(root))}"
+        raise FileNotFoundError(f"{root} has no folder {missing} ({there}). Give the unpacked folder iaprtc12")
     files = {
         path.relative_to(place).with_suffix("").as_posix(): path
         for place in reversed(places)  # the complete annotations first
         for path in place.glob("*/*.eng")
     }
     if not files:
-        raise ValueError(f"{places[0]} holds no annotation NN/NUMBER.eng: unpack all of it")
+        raise ValueError(f"{places[0]} has no annotation NN/NUMBER.eng. Unpack the whole archive")
     chosen = {key for split in splits for key in choose_photographs(split, files, root, *lists)}
 
     def by_number(key: str) -> list[tuple[int, str]]:  # 00/25 before 00/112
@@ -203,7 +203,7 @@ def read_iapr(addresses: Sequence[str], splits: Collection[str]) -> Found:
         inner = text[begin + len("<DOC>") : end] if 0 <= begin < end else text
         found = {tag["name"]: html.unescape(tag["text"]).strip() for tag in TAG.finditer(inner)}
         if lacks := [f"<{name}>" for name in ("DESCRIPTION", "IMAGE") if name not in found]:
-            raise DamagedData(f"{files[key]} has no {' and '.join(lacks)}: fetch it again")
+            raise DamagedData(f"{files[key]} has no {' and '.join(lacks)}. Download it again")
         sentences = (" ".join(sentence.split()) for sentence in found["DESCRIPTION"].split(";"))
         if not (captions := tuple(filter(None, sentences))):
             bare.append(key)
@@ -211,14 +211,14 @@ def read_iapr(addresses: Sequence[str], splits: Collection[str]) -> Found:
         facts = {name.lower(): found[name] for name in FACTS if found.get(name)}
         captioned.append(CaptionedImage(key, str(root / found["IMAGE"]), captions, facts))
     if bare:
-        log.warning("IAPR TC-12: %d images have no description and are left out: %s", len(bare), first_few(bare, NAMED))
+        log.warning("IAPR TC-12: %d images have no description and are skipped: %s", len(bare), first_few(bare, NAMED))
     if not captioned:
         raise ValueError(f"the split {' and '.join(map(repr, splits))} of {root} has no image with a description")
     return "iapr", captioned
 
 
 def choose_photographs(split: str, known: Collection[str], root: Path, lists: Path | None = None) -> list[str]:
-    """The ids of a split."""
+    """Return the ids of a split."""
     if split not in ("train", "test", "all"):
         raise ValueError(f"IAPR TC-12 has no split {split!r}: give one of train, test, all")
     if split == "all" and lists is None:
@@ -230,16 +230,16 @@ def choose_photographs(split: str, known: Collection[str], root: Path, lists: Pa
         lost = [key for key in ids if key not in known]
         if lost or not ids:
             what = f"names {len(lost)} images without an annotation, {lost[0]} first" if lost else "names no image"
-            raise DamagedData(f"{file} {what}: want ids such as 00/25, a line each, of {root}")
+            raise DamagedData(f"{file} {what}. Give ids of {root} such as 00/25, one per line")
         return ids
     if lists is not None:
         raise FileNotFoundError(f"no list {file}: give a file of ids, or the folder of {LIST.format(split)}")
     return [key for key in known if (stable_hash("iapr", key) % 10 == 0) == (split == "test")]
 
 
-# --- by their words ---------------------------------------------------------------------------------------------------
+# --- index of the sets ------------------------------------------------------------------------------------------------
 class PublishedSet(NamedTuple):
-    """A reader of (addresses, splits), the form and the least and most of its addresses, and the splits to train on."""
+    """A reader of (addresses, splits), the form of the addresses, their least and most number, the training splits."""
 
     read: Callable[[Sequence[str], Sequence[str]], Found]
     form: str
@@ -257,9 +257,9 @@ FORMS = ", ".join(known.form for known in SETS.values())
 
 
 def read_set(word: str, train_data: str, splits: str | None = None) -> Found:
-    """Name and images of a published set, all of whose files are there; train_data: addresses, also after the word.
+    """Return the name and images of a published set and check that all files exist; train_data may begin with the word.
 
-    splits: joined by '+'; default: those to train on. ValueError, FileNotFoundError, DamagedData.
+    splits: joined by '+'; default: the training splits. ValueError, FileNotFoundError, DamagedData.
     """
     known = SETS[word]
     addresses = train_data.removeprefix(f"{word}:").split(",")

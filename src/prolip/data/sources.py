@@ -1,4 +1,4 @@
-"""From the settings to a source of rows, which training reads over and over, and `captioned_samples` once, for fits."""
+"""Row sources built from settings: `build_source` for endless training, `captioned_samples` for one pass, for fits."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
-#: Samples that are decoded ahead of the requested one; an epoch that training never reaches, for an order of its own.
+#: Samples decoded ahead of the requested one, and an epoch that training never reaches, for a separate order.
 AHEAD, EPOCH = 256, 2**31 - 1
-TRAINED = (*ROWS, "shards", "emoji", "synthetic")  # kinds of data that training takes
+TRAINED = (*ROWS, "shards", "emoji", "synthetic")  # kinds of data to train on
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
-    """The source of `config` and the samples of an epoch, all listed, opened and counted beforehand."""
+    """Return the source of `config` and the samples per epoch; list, open and count everything first."""
     kind, address = named = source_of(config)
     given = config.train_num_samples
     if config.shard_index and kind != "shards":
-        what = f"the data is of the kind {kind}, and shards alone have an index: leave it out"
+        what = f"the data is of the kind {kind}, and only shards have an index. Leave the flag out"
         raise ValueError(f"--shard-index {config.shard_index!r}: {what}")
     if kind == "synthetic":
         if not (size := given or int(address or 0)):
-            raise ValueError("synthetic data has no size of its own: give --train-num-samples")
+            raise ValueError("synthetic data has no size. Give --train-num-samples")
         return SyntheticSource(size), size
     if kind == "shards":
         return build_shard_source(config, address, streams)
     if config.dataset_resampled:
-        raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
+        raise ValueError(f"--dataset-resampled draws shards, but --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
         columns, selector = table_columns(config), Selector.parse(config.select)
         split = None if config.split is None else Split(config.split, "rest")
@@ -59,12 +59,12 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         if config.captions:
             check_captions(rows, config.sampler, kind)
     if len(rows) < streams:
-        raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
+        raise ValueError(f"{len(rows)} samples for {streams} loader streams are too few. Use fewer --workers or ranks")
     return RowSource(len(rows), rows, rows.texts, rows.groups()), given or len(rows)
 
 
 def table_columns(config: DataConfig) -> TableColumns:
-    """The columns of a table that are read, each with the flag that names it, and how."""
+    """Return the table columns to read, each with the flag that names it, and the CSV format."""
     sampled, selector = config.sampler.fields, Selector.parse(config.select)
     return TableColumns(
         image=config.csv_img_key,
@@ -79,7 +79,7 @@ def table_columns(config: DataConfig) -> TableColumns:
 
 
 def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[Source, int]:
-    """The webdataset source: whole shards per stream where there are enough, every S-th sample of small local ones."""
+    """Return the webdataset source: whole shards per stream if they suffice, else every S-th sample of local ones."""
     sizes: dict[str, int] = {}
     with naming("--train-data"):
         shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True, sizes=sizes)
@@ -90,10 +90,8 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
         size = sum(sizes[url] for url in urls) if local else 0
         if not local or size > COUNT_LIMIT:
             reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
-            what = (
-                f"{len(shards)} shards for {streams} streams (ranks x workers), and {reason} not read by every stream"
-            )
-            fewer = f"use so few --workers that ranks x workers is at most {len(shards)}"
+            what = f"{len(shards)} shards for {streams} streams (ranks x workers) are too few; {reason} not read by all"
+            fewer = f"reduce --workers so that ranks x workers is at most {len(shards)}"
             raise ValueError(f"{what}: {fewer}, write more shards, or add --dataset-resampled")
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
     with naming("--shard-index" if config.shard_index else "--train-data"):
@@ -101,7 +99,7 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
             policy = replace(config.read_policy, pipes=False)
             whole = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
         except ShardFault as fault:
-            remedy = f"make it by prolip data index SHARDS --output {config.shard_index}, or leave it out"
+            remedy = f"write it with prolip data index SHARDS --output {config.shard_index}, or leave the flag out"
             what = f"--shard-index {config.shard_index!r} cannot be read ({fault.message})"
             raise OSError(f"{what}: {remedy}") from fault
         index, counted = (None, None) if whole is None else whole.only(urls, sizes)
@@ -112,15 +110,15 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
             captions.draw(*caption_parts(raw, captions), seed=0)
 
     with naming("--train-data"):
-        # with any loss tolerated the first samples decide nothing; of remote shards the stream reports it
+        # if any loss is tolerated, the first samples decide nothing; the stream itself reports faults of remote shards
         if config.max_bad_fraction < 1 and local:
             refuse_unusable(urls, check_sample, config.read_policy)
         if not (size := config.train_num_samples or 0):
             known = None if selector else counted
             every = count_samples(urls, config.select, sizes) if known is None else known
-            size = round(every * (1 - (config.split or 0)))  # only reading shows which samples a split leaves
+            size = round(every * (1 - (config.split or 0)))  # the size of a split is known only after reading
         if size == 0:
-            raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
+            raise ValueError(f"{len(urls)} shards contain no sample{why_none(urls, config)}")
     split = None if config.split is None else Split(config.split, "rest")
     reader = ShardReader(config.read_policy, index, split=split)
     weights = tuple(shard.weight for shard in shards) if config.dataset_resampled else None
@@ -129,9 +127,9 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
 
 
 def why_none(urls: Sequence[str], config: DataConfig) -> str:
-    """Why shards without a fault have no sample; of a selection, the fields of the first sample."""
+    """Explain why shards without a fault have no sample; for a selection, list the fields of the first sample."""
     selector = Selector.parse(config.select)
-    fits = f" that fits --select {config.select!r}" if config.select else ""
+    fits = f" that matches --select {config.select!r}" if config.select else ""
     raw = next(read_shard(urls[0], lambda fault: None, config.read_policy), {}) if fits else {}
     if selector is None or not has_image(raw):
         return f"{fits}: {survey(urls, config.read_policy)}"
@@ -143,7 +141,7 @@ def why_none(urls: Sequence[str], config: DataConfig) -> str:
 
 
 def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None:
-    """ValueError where no row has a caption; reads only the table."""
+    """Raise ValueError if no row has a caption; reads only the table."""
     why = ""
     for number in range(len(rows)):
         try:
@@ -151,35 +149,35 @@ def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None
             return
         except SampleFault as fault:
             why = why or fault.message
-    place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
+    place = " (captions are subfolder names, or IMAGE.txt or IMAGE.json next to each image)"
     what = f"none of the {len(rows)} images has a caption{place if kind == 'images' else ''}"
-    raise ValueError(f"{what}; of {rows.rows[0].key}: {why}")
+    raise ValueError(f"{what}; {rows.rows[0].key}: {why}")
 
 
 def source_of(config: DataConfig) -> NamedSource:
-    """The kind and address of --train-data, by --dataset-type or by itself."""
+    """Return the kind and address of --train-data, by --dataset-type or recognised."""
     data, given = config.train_data, {"webdataset": "shards", "folder": "images"}.get(kind := config.dataset_type, kind)
     if given == "synthetic":
         return NamedSource(given, (data or "").removeprefix("synthetic:") if config.synthetic else "")
     if not data:
-        raise ValueError("no data to train on: give --train-data, e.g. --train-data 'data/emoji/noto.tar'")
+        raise ValueError("no training data. Give --train-data, for example --train-data 'data/emoji/noto.tar'")
     if given != "auto":
         return NamedSource(given, data.removeprefix(f"{given}:"))
     source = parse_source(data, "--train-data")
     if source.kind not in TRAINED:
         near = {"wds": "train on its tars, shards:FOLDER/train", "imagenet": "train on images:FOLDER"}
         remedy = near.get(source.kind, f"give one of {', '.join(KINDS[kind] for kind in TRAINED)}")
-        what = f"--train-data {redacted(data)!r} is data of the kind {source.kind}, which is for evaluation"
+        what = f"--train-data {redacted(data)!r} is data of the kind {source.kind}, which is for evaluation only"
         raise ValueError(f"{what}: {remedy}")
     return source._replace(kind="shards") if source.kind == "emoji" else source
 
 
 class Captioned(NamedTuple):
-    """A sample as evaluation sees it."""
+    """One sample for evaluation."""
 
     key: str
     pixels: Tensor  # (3, H, W)
-    chances: dict[str, float]  # caption -> the probability that training draws it
+    chances: dict[str, float]  # caption -> probability that training draws it
 
 
 def captioned_samples(
@@ -192,16 +190,16 @@ def captioned_samples(
     noise: Noise | None = None,
     source: Source | None = None,
 ) -> Iterator[Captioned]:
-    """This rank's share of at most `count` samples of the training data, each once, decoded by threads.
+    """Yield this rank's share of at most `count` training samples, each once, decoded by threads.
 
-    Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used, and ends the reading
-    where that is too much. noise, source: those of the loader; without, each rank makes its own.
+    If config.captions is 0, a sample may have no caption. faults: counts unusable samples and raises above its limit.
+    noise, source: from the loader; by default each rank builds its own.
     """
     source = source or build_source(config, ranks)[0]
     if isinstance(source, ShardSource):
         source = replace(source, by_sample=len(source.urls) < ranks and not source.weights)
     if isinstance(source, SyntheticSource):
-        raise ValueError("synthetic data has no captions to fit anything to")
+        raise ValueError("synthetic data has no captions. Fit on real data")
     noise = make_noise(config, source) if noise is None else noise
     captions = config.sampler
     counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
@@ -219,7 +217,7 @@ def captioned_samples(
             return Captioned(row.raw["__key__"], preprocess(decode_image(image_bytes(row.raw))), chances)
         except SampleFault as fault:
             return fault, row
-        except Exception as error:  # an image one pixel wide that cannot be resized, and more
+        except Exception as error:  # for example, an image one pixel wide cannot be resized
             return SampleFault("failed transform", f"{type(error).__name__}: {error}"), row
 
     rows = source.stream(Place(config.seed, EPOCH, rank, ranks), counter, Cursor())

@@ -1,4 +1,4 @@
-"""A share of the images that is held out by their content: a copy under another name is on the same side."""
+"""Splits of images by their content: copies under another name fall into the same part."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Literal, NamedTuple
 
 from prolip.utils.documents import read_file
 
-MOST = 2**26  # bytes of an image that is hashed, as of every sample
+MOST = 2**26  # bytes of an image to hash, as for every sample
 
 
 class Split(NamedTuple):
-    """One part of the data: the `share` of its images that is held out, or the rest."""
+    """One part of the data: the held-out `share` of its images, or the rest."""
 
     share: float
     part: Literal["held-out", "rest"] = "held-out"
 
     def takes(self, image: bytes | str | os.PathLike) -> bool:
-        """Whether an image, its bytes or the path of its file, is in this part; held out also at every larger share."""
+        """Return whether an image (bytes or a path) is in this part; a larger share holds out a superset."""
         data = image if isinstance(image, bytes) else read_file(image, MOST)
         number = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
         return (number < self.share * 2**64) == (self.part == "held-out")
 
 
 def parse_split(text: str | None) -> str | Split | None:
-    """The value of --split: a number is a share to hold out, between 0 and 1, any other text the name of a split."""
+    """Parse --split: a number between 0 and 1 is a share to hold out; any other text names a split."""
     try:
         share = float(text or "")
     except ValueError:

@@ -1,1 +1,1 @@
-"""A local page on which a gallery of Gaussians is asked, walked, mapped and curated: `prolip explore`."""
+"""A local page to search, map and curate a gallery of Gaussians, and to follow paths in it: `prolip explore`."""

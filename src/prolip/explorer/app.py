@@ -1,4 +1,4 @@
-"""Open what is explored, an index, saved features or a model with data; answer the requests of the page, by name."""
+"""The explorer without its web server: opens an index, saved features or a model with data, and answers requests."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from prolip.search.store import holds_index
 from prolip.utils.console import plain
 from prolip.utils.messages import explain_missing
 
-ENDS = 24  # items at either end of the order of uncertainty
+ENDS = 24  # items at each end of the order of uncertainty
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Explored:
-    """An open gallery. limitations: what is impossible, and why; temporary: a folder that is deleted with the page."""
+    """An open gallery. limitations: what is impossible, and why; temporary: a folder deleted with the page."""
 
     index: SearchIndex
     embedder: Embedder | None
     limitations: list[str]
     temporary: tempfile.TemporaryDirectory | None = None
-    changes: str = ""  # by building the index
+    changes: str = ""  # made by building the index
 
 
 def open_source(
@@ -52,13 +52,13 @@ def open_source(
     **reading: Any,
 ) -> Explored:
     """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: by default the
-    one that the index names. reading: of `SearchIndex.add`. ValueError and OSError say what to give.
+    model named by the index. reading: of `SearchIndex.add`. ValueError and OSError name the remedy.
     """
     temporary, changes = None, ""
     if holds_index(source):
         if data or output:
             add = f"prolip search add {source} --data {data or 'SOURCE'}"
-            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, {add}")
+            raise ValueError(f"{source} is already an index. Remove --data and --output, or first add to it: {add}")
         index = SearchIndex(source)
     else:
         address, _ = resolved(source, data)
@@ -76,25 +76,25 @@ def open_source(
         embedder = index.find_embedder(embedder, device, precision)
     lacks, some = list[str](), index.items(range(min(len(index.store), 50)))
     if embedder is None:
-        lost = "no text can be typed, no picture dropped and no path walked"
-        lacks.append(f"There is no model, so {lost}; items, the map and uncertainties work. Give --model.")
+        lost = "Searches by text or image, and paths,"
+        lacks.append(f"{lost} need a model; items, the map and uncertainties do not. Give --model.")
     if index.side == "image" and not any(has_picture(item) for item in some):
-        lost = "Nothing says where the pictures of these items are, as of kept features"
-        lacks.append(f"{lost}: they are shown by their keys. An index of images or shards knows.")
+        lost = "The images of these items are unknown, as with saved features"
+        lacks.append(f"{lost}, so the page shows keys. An index of images or shards has images.")
     if index.side == "image" and not any(item.get("captions") for item in some):
-        lost = "No captions are kept with these items, so rules know the items alone, and paths need --texts FILE"
-        lacks.append(f"{lost}. Tables, shards and class folders bring captions.")
+        lost = "These items have no captions, so rules only use the items, and paths need --texts FILE"
+        lacks.append(f"{lost}. Tables, shards and class folders have captions.")
     if index.card is not None and not index.card.probabilistic:
         lacks.append(f"{index.card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
     return Explored(index, embedder, lacks, temporary, changes)
 
 
 def resolved(source: str, data: str | None) -> tuple[str, str | None]:
-    """The address of what is indexed, and the model of the source as `Embedder.load` names it, None of features."""
+    """Return the address of the indexed data, and the source's model for `Embedder.load`, None for features."""
     folder = Path(source)
     if source.startswith("features:") or (folder / "tasks").is_dir():
         if data:
-            raise ValueError(f"{source} are features, which were embedded already: leave --data out")
+            raise ValueError(f"{source} are features, which are already embedded. Remove --data")
         return f"features:{source.removeprefix('features:')}", None
     places = [
         place
@@ -103,17 +103,17 @@ def resolved(source: str, data: str | None) -> tuple[str, str | None]:
     ]
     if not places and folder.is_dir():
         marks = "a run has model/config.json and weights, an index index.json, features tasks/"
-        raise ValueError(f"{source} is no index, no kept features, and no run or model: {marks}")
+        raise ValueError(f"{source} is not an index, saved features, a run or a model: {marks}")
     if not places and "/" in source and ":" not in source:
         raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
     if not data:
-        what = f"{source} is a model, and there is nothing to explore yet"
-        raise ValueError(f"{what}: give --data, one of {sources.FORMS}; or an index of prolip search")
+        what = f"{source} is a model, and the data to explore is missing"
+        raise ValueError(f"{what}. Give --data, one of {sources.FORMS}; or an index of prolip search")
     return str(sources.parse(data)), f"local-dir:{places[0]}" if places else source
 
 
 class Refused(Exception):
-    """A request that is not answered, with its HTTP status."""
+    """A refused request, with its HTTP status."""
 
     def __init__(self, status: HTTPStatus, why: str):
         super().__init__(why)
@@ -121,7 +121,7 @@ class Refused(Exception):
 
 
 class App:
-    """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values."""
+    """The explorer without its web server: `looks` take no input, `questions` JSON values; both return JSON values."""
 
     def __init__(
         self, explored: Explored, title: str, captions: Captions, scores: Path | None, threshold: Threshold | None
@@ -137,15 +137,15 @@ class App:
         self.questions = {"search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules}
 
     def warm_up(self) -> None:
-        with suppress(Exception), torch.no_grad():  # what fails is computed again, and told, when it is needed
+        with suppress(Exception), torch.no_grad():  # a failure is computed again and reported when the result is needed
             self.gallery.uncertainty()
             if len(self.gallery.index) > 1:
                 self.looks["map"]()
-            self.captions.found()  # while texts are answered already
+            self.captions.found()  # texts are already answered at this time
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        with turn(self._model, "questions"), torch.no_grad():
+        with turn(self._model, "queries"), torch.no_grad():
             yield
 
     def about(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class App:
         }
 
     def _points(self) -> dict[str, Any]:
-        """The map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
+        """Return the map: rows with their ellipses, and the rank of their uncertainty among all, 0 to 1."""
         rows, plane, places = self.gallery.mapped()
         own = self.gallery.uncertainty()[rows]
         order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
@@ -175,9 +175,9 @@ class App:
         return {"points": points, "share": share, "most": MAPPED, "total": len(self.gallery.index)}
 
     def uncertain(self) -> dict[str, Any]:
-        """The least and the most uncertain items. ValueError for points."""
+        """Return the least and the most uncertain items. ValueError for points."""
         if not self.gallery.probabilistic:
-            raise ValueError("this model gives points: no item is more uncertain than another")
+            raise ValueError("this model gives points, so all items are equally uncertain")
         least, most = self.gallery.extremes(ENDS)
         return {"least": self.gallery.describe(least), "most": self.gallery.describe(most)}
 
@@ -186,17 +186,17 @@ class App:
             return describe(self.table())
 
     def thumbnail(self, kind: str, row: int) -> bytes:
-        """The image of an `item` of the gallery, or a `sample` of scores. KeyError and `Gone` if there is none."""
+        """Return the image of an `item` of the gallery, or of a `sample` of scores. KeyError and `Gone` without one."""
         if kind not in self.items:
-            raise Gone(f"there are no pictures of {kind!r}")
+            raise Gone(f"there are no images of {kind!r}")
         return self.gallery.pictures.thumbnail(self.items[kind](row))
 
     def upload(self, data: bytes) -> dict[str, Any]:
-        """Keep the image of a file to search by. `Refused` if it is none, or too large."""
+        """Store the image of a file to search by. `Refused` if it is not an image, or too large."""
         try:
             pixels, (width, height) = self.asker.prepare(data)
         except SampleFault as fault:
-            why = f"this is no picture that can be read: {fault}"
+            why = f"this is not a readable image: {fault}"
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why) from fault
         with self._turn():
             return {"upload": self.asker.upload(pixels), "width": width, "height": height}

@@ -1,11 +1,11 @@
-// The explorer's page. Whatever comes from the data becomes text nodes, never HTML.
+// The explorer's page. Values from the data become text nodes, never HTML.
 "use strict";
 
-const LARGEST = 2 ** 24; // bytes of a picture, as the server takes them
+const LARGEST = 2 ** 24; // most bytes of an image, as on the server
 const $ = (id) => document.getElementById(id);
 const state = { about: null, question: null, preview: null, serial: 0, shown: {}, least: 0.5, found: null, rules: [], columns: null };
 
-/** An element with properties and children; strings become text. */
+/** Create an element with properties and children; strings become text. */
 function h(tag, properties = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const made = document.createElement(name);
@@ -21,7 +21,7 @@ function h(tag, properties = {}, ...children) {
 }
 const fill = (place, ...children) => place.replaceChildren(...children.flat(Infinity).filter(Boolean));
 const percent = (x, digits = 0) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0 && x < 0.095 && !digits ? 1 : digits)}%`);
-/** A probability: in percent, or where that would be near 0% as 1 in so many. */
+/** Format a probability: in percent, or as 1 in N if it is near 0%. */
 const odds = (x) => (x === null || x === undefined || x >= 0.01 ? percent(x) : x < 1e-6 ? "under 1 in a million" : `1 in ${count(Number((1 / x).toPrecision(2)))}`);
 const figure = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 || (x && Math.abs(x) < 0.001) ? x.toExponential(2) : String(Number(x.toPrecision(4))));
 const count = (n) => n.toLocaleString("en-US");
@@ -37,13 +37,13 @@ async function ask(path, values) {
 }
 
 function complain(error) {
-  const said = error instanceof TypeError ? "the explorer does not answer: is it still running?" : error.message;
+  const said = error instanceof TypeError ? "the explorer does not answer. Check that it is running" : error.message;
   $("error").textContent = said.charAt(0).toUpperCase() + said.slice(1);
   $("error").hidden = false;
   $("status").textContent = "";
 }
 let begun = 0;
-/** Say that something begins; gives what says how it ended, unless something else has begun since and has the line. */
+/** Report that work begins; return a function that reports its end, unless other work has begun since. */
 function begin(text) {
   const mine = (begun += 1), say = (line) => {
     if (mine !== begun) return;
@@ -62,7 +62,7 @@ function tile(item, alt = "") {
   if (!item.picture && !item.thumbnail) return h("span.tile.none", {}, item.captions[0] || item.key);
   const place = h("span.tile", {});
   const image = h("img", { src: `thumbnail/${item.thumbnail || `item/${item.row}`}`, alt, loading: "lazy", decoding: "async" });
-  image.addEventListener("error", () => { place.classList.add("none"); fill(place, "no picture"); });
+  image.addEventListener("error", () => { place.classList.add("none"); fill(place, "no image"); });
   place.append(image);
   return place;
 }
@@ -73,7 +73,7 @@ function bar(share) {
   inside.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
   return inside;
 }
-/** A bar with its name and value. */
+/** Create a bar with its name and value. */
 const meter = (name, value, share, kind = "") => [h("div", {}, name, h("b", {}, value)), h(`div.meter${kind && `.${kind}`}`, { ariaHidden: "true" }, bar(share))];
 const mostBits = (side) => (state.about.units ? Math.log2(side === "image" ? state.about.units.texts : state.about.units.images) : 1);
 
@@ -81,28 +81,28 @@ function figuresOf(item) {
   const rows = [];
   if (item.probability !== undefined && item.probability !== null) rows.push(meter("match", odds(item.probability), item.probability));
   else if (item.score !== undefined) rows.push([h("div", {}, "score", h("b", {}, figure(item.score)))]);
-  if (item.bits !== null) rows.push(meter("says", `${item.bits.toFixed(1)} bits`, item.bits / mostBits(state.about.side), "bits"));
+  if (item.bits !== null) rows.push(meter("information", `${item.bits.toFixed(1)} bits`, item.bits / mostBits(state.about.side), "bits"));
   else if (state.about.probabilistic) rows.push([h("div", {}, "uncertainty", h("b", {}, figure(item.uncertainty)))]);
   return h("span.figures", {}, rows);
 }
 
-/** An item that can be asked by. */
+/** Create the card of an item, which can be searched by. */
 function card(item, figures = true) {
   const name = called(item);
   const inside = [item.picture || item.thumbnail ? tile(item) : null, h("span.caption", { title: item.captions.join("\n") }, name), figures ? figuresOf(item) : null];
   if (item.reasons && item.reasons.length) inside.push(h("span.reasons", {}, item.reasons.join(", ")));
   if (item.row === null) return h("li", {}, h("div.card", {}, inside));
-  return h("li", {}, h("button.card", { type: "button", ariaLabel: `Ask by ${name}${spoken(item)}`, onclick: () => askBy({ row: item.row }, item) }, inside));
+  return h("li", {}, h("button.card", { type: "button", ariaLabel: `Search by ${name}${spoken(item)}`, onclick: () => askBy({ row: item.row }, item) }, inside));
 }
 function spoken(item) {
   const parts = [];
   if (item.probability !== undefined && item.probability !== null) parts.push(`match ${odds(item.probability)}`);
-  if (item.bits !== null) parts.push(`${item.bits.toFixed(1)} bits, fits ${item.fits}`);
+  if (item.bits !== null) parts.push(`${item.bits.toFixed(1)} bits, matches ${item.fits}`);
   return parts.length ? `: ${parts.join(", ")}` : "";
 }
 
 // --- asking --------------------------------------------------------------------------------------------------------
-/** Ask; the question stands as chips until another is asked. */
+/** Search; the chips show the query until the next one. */
 async function askBy(question, item = null) {
   state.question = question;
   state.item = item;
@@ -120,18 +120,18 @@ async function submit(event) {
   const question = {};
   if (text) question.text = text;
   if (state.question && state.question.upload) question.upload = state.question.upload;
-  if (!text && !question.upload) { complain(new Error("type a text, or choose a picture")); $("text").focus(); return; }
+  if (!text && !question.upload) { complain(new Error("type a text, or choose an image")); $("text").focus(); return; }
   await askBy(question);
 }
 
 async function upload(file) {
   if (!file) return;
-  if (!state.about || !state.about.can_ask) { complain(new Error("there is no model to embed pictures: start with --model")); return; }
+  if (!state.about || !state.about.can_ask) { complain(new Error("images need a model. Start with --model")); return; }
   if (file.size > LARGEST) {
-    complain(new Error(`this file has ${count(file.size)} bytes: at most ${count(LARGEST)} are taken`));
+    complain(new Error(`this file has ${count(file.size)} bytes: the limit is ${count(LARGEST)}`));
     return;
   }
-  begin("Reading your picture…");
+  begin("Reading your image…");
   await attempt(async () => {
     const found = await ask("upload", file);
     if (state.preview) URL.revokeObjectURL(state.preview);
@@ -145,13 +145,13 @@ function chips() {
   const question = state.question || {}, made = [];
   const drop = (name, rest) => h("button", { type: "button", ariaLabel: `Remove ${name}`, onclick: () => {
     state.question = rest;
-    if (name === "the picture") $("picture").value = "";
+    if (name === "the image") $("picture").value = "";
     if (name === "the text") $("text").value = "";
     if (rest) askBy(rest); else { state.found = null; state.serial += 1; chips(); clear(); }
     $("text").focus();
   } }, "×");
   if (question.text) made.push(h("li", {}, `“${question.text}”`, drop("the text", question.upload ? { upload: question.upload } : null)));
-  if (question.upload) made.push(h("li", {}, h("img", { src: state.preview, alt: "" }), "your picture", drop("the picture", question.text ? { text: question.text } : null)));
+  if (question.upload) made.push(h("li", {}, h("img", { src: state.preview, alt: "" }), "your image", drop("the image", question.text ? { text: question.text } : null)));
   if (question.row !== undefined) {
     const picture = state.item && state.item.picture ? h("img", { src: `thumbnail/item/${question.row}`, alt: "" }) : null;
     made.push(h("li", {}, picture, state.item ? called(state.item) : `item ${question.row}`, drop("the item", null)));
@@ -169,7 +169,7 @@ function clear() {
 }
 const empty = (panel, on) => { $(panel).querySelector(".empty").hidden = !on; };
 
-/** `show` a panel's content, unless it stands there for this question already. */
+/** Search, and show the nearest items of the current query. */
 async function nearest(aloud = true) {
   if (!state.question) return;
   const serial = state.serial, say = aloud ? begin("Searching…") : () => {};
@@ -181,38 +181,38 @@ async function nearest(aloud = true) {
   fill($("answers"), found.answers.map((item) => card(item)));
   $("nearest-title").textContent = state.about.side === "text" ? "Nearest texts" : "Nearest items";
   const pairs = found.answers.some((item) => item.probability !== null);
-  $("legend").textContent = `Ranked by ${found.by}. ${pairs ? "Match: the model's probability that the pair is true. " : "A question of the items' own kind has a score, and no match probability. "}${state.about.units ? "Says: how much an item tells about what it goes with." : ""}`;
+  $("legend").textContent = `Ranked by ${found.by}. ${pairs ? "Match: the model's probability that the pair matches. " : "A query of the items' own kind has a score but no match probability. "}${state.about.units ? "Information: how many bits an item has about its match." : ""}`;
   made(found);
   draw();
   const first = found.answers[0];
-  say(found.answers.length ? `${found.answers.length} items; the nearest: ${called(first)}${spoken(first)}.` : "Nothing was found.");
+  say(found.answers.length ? `${found.answers.length} items; the nearest: ${called(first)}${spoken(first)}.` : "No items found.");
 }
 
-/** What the model makes of a question: how open it is, what speaks against an answer. */
+/** Show the meaning of a query: its information, and the reasons against an answer. */
 function made(found) {
   const { question, verdict, risk } = found, parts = [];
   if (question.bits !== null) {
     parts.push(h("p.big", {}, `${question.bits.toFixed(1)} bits`), h("div.meter.bits", {}, bar(question.bits / mostBits(question.sides.includes("text") ? "text" : "image"))));
-    parts.push(h("p.legend", {}, `It fits ${question.fits} of what the model was trained on.`));
+    parts.push(h("p.legend", {}, `It matches ${question.fits} of the training ${question.sides.includes("text") ? "images" : "texts"}.`));
   } else if (state.about.probabilistic) {
-    parts.push(h("p.big", {}, figure(question.uncertainty)), h("p.legend", {}, "uncertainty (trace); this model has no unit for it."));
+    parts.push(h("p.big", {}, figure(question.uncertainty)), h("p.legend", {}, "uncertainty (trace); this model has no units."));
   }
-  if (question.ambiguity !== undefined && question.ambiguity !== null) parts.push(h("p.legend", {}, `Ambiguity ${question.ambiguity.toFixed(1)} nats, as if ${count(Math.round(Math.exp(question.ambiguity)))} general captions fitted it alike.`));
-  if (question.beyond) parts.push(h("p.legend", {}, "This picture is further from the training than anything that the probability was learnt from."));
+  if (question.ambiguity !== undefined && question.ambiguity !== null) parts.push(h("p.legend", {}, `Ambiguity ${question.ambiguity.toFixed(1)} nats, as if ${count(Math.round(Math.exp(question.ambiguity)))} general captions matched it equally well.`));
+  if (question.beyond) parts.push(h("p.legend", {}, "This image is farther from the training data than all data that the probability was fitted on."));
   if (question.rank !== undefined) {
-    parts.push(h("p.legend", {}, `More open than ${percent(question.rank)} of the ${question.sides.includes("text") ? "captions" : "items"} here.`));
+    parts.push(h("p.legend", {}, `More uncertain than ${percent(question.rank)} of the ${question.sides.includes("text") ? "captions" : "items"} here.`));
   }
   if (risk) {
-    parts.push(h(`p.verdict${risk.answers ? "" : ".refused"}`, {}, risk.answers ? "Answered: the risk is kept" : "Refused: the risk would not be kept"));
+    parts.push(h(`p.verdict${risk.answers ? "" : ".refused"}`, {}, risk.answers ? "Answered: within the risk" : "Refused: the risk is too high"));
     parts.push(h("p.legend", {}, `${risk.by} ${figure(risk.confidence)}; ${risk.promise}.`));
   }
   if (verdict.probability !== null) parts.push(...judged(verdict));
   else if (verdict.familiar !== null) parts.push(...parted(verdict));
   if (found.said.length) {
-    parts.push(h("hr.rule", {}), h("h2", {}, "Captions it would give"));
+    parts.push(h("hr.rule", {}), h("h2", {}, "Best captions"));
     parts.push(h("ol.said", {}, found.said.map((said) => h("li", {}, said.text, h("span", {}, said.probability === null ? figure(said.score) : odds(said.probability))))));
   }
-  if (!parts.length) parts.push(h("p.legend", {}, "This model gives points and no probability: there is nothing to refuse by."));
+  if (!parts.length) parts.push(h("p.legend", {}, "This model gives points and no probability, so it cannot refuse."));
   fill($("makes").querySelector("div"), parts);
 }
 function judged(verdict) {
@@ -227,11 +227,11 @@ function judged(verdict) {
   }
   tell();
   const what = verdict.among === "captions" ? "its first caption is right" : "its first answer is right";
-  return [h("hr.rule", {}), said, h("p.legend", {}, `Probability that ${what}, and the question of the training's kind: ${percent(verdict.probability)}.`),
+  return [h("hr.rule", {}), said, h("p.legend", {}, `Probability that ${what}, and that the query is familiar: ${percent(verdict.probability)}.`),
     h("div.slider", {}, h("label", { htmlFor: "least-sure" }, "Refuse below ", value), range), ...parted(verdict)];
 }
 function parted(verdict) {
-  return [h("p.legend", {}, "What speaks against it, in nats (they add up):"),
+  return [h("p.legend", {}, "Reasons against an answer, in nats (they add up):"),
     h("dl.parts", {}, verdict.parts.map((part) => [h("dt", {}, part.name, h("b", {}, part.nats === null ? "∞" : part.nats.toFixed(2))),
       h("dd", {}, h("div.meter.against", { ariaHidden: "true" }, bar(part.nats === null ? 1 : 1 - Math.exp(-part.nats))), part.text)]))];
 }
@@ -244,9 +244,9 @@ async function beside() {
   if (!found || serial !== state.serial) return;
   $("columns").style.setProperty("--count", found.columns.length);
   fill($("columns"), found.columns.map((column) => h(`section${column.own ? ".own" : ""}`, { ariaLabel: column.score },
-    h("h2", {}, column.score, column.own ? h("span.hint", {}, " (ranks here)") : null),
+    h("h2", {}, column.score, column.own ? h("span.hint", {}, " (this index)") : null),
     h("ol", {}, column.answers.map((item, rank) => moved(item, rank, column.own))))));
-  const rest = found.whole ? "" : ` Only the ${count(found.among)} nearest by ${found.columns[0].score} are ranked by the others.`;
+  const rest = found.whole ? "" : ` Other scores rank only the ${count(found.among)} nearest items by ${found.columns[0].score}.`;
   say(`${found.columns.length} scores.${rest}`);
 }
 function moved(item, rank, own) {
@@ -254,7 +254,7 @@ function moved(item, rank, own) {
     : item.before === null ? h("span.move.new", {}, "new")
     : item.before > rank ? h("span.move.up", {}, `▲ ${item.before - rank}`)
     : item.before < rank ? h("span.move.down", {}, `▼ ${rank - item.before}`) : h("span.move", {}, "same");
-  const label = `${rank + 1}: ${called(item)}, ${mark.textContent.replace("▲", "up").replace("▼", "down")}. Ask by it`;
+  const label = `${rank + 1}: ${called(item)}, ${mark.textContent.replace("▲", "up").replace("▼", "down")}. Search by it`;
   return h("li", {}, h("button.card", { type: "button", ariaLabel: label, onclick: () => askBy({ row: item.row }, item) },
     tile(item), h("span", {}, h("span.caption", {}, called(item)), mark)));
 }
@@ -262,16 +262,16 @@ function moved(item, rank, own) {
 async function path() {
   if (!state.question) return;
   empty("path", false);
-  const say = begin("Walking…");
+  const say = begin("Finding the path…");
   const root = document.querySelector("input[name=root]:checked").value, serial = state.serial;
   const found = await attempt(() => ask("walk", { ...state.question, root }));
   if (!found || serial !== state.serial) { if (!found) fill($("steps")); return; }
   const steps = found.steps.map((step) => h("li", {},
-    h("div", {}, h("p.word", {}, step.text || "“”"), h("p.says", {}, step.bits === null ? (state.about.probabilistic ? `uncertainty ${figure(step.uncertainty)}` : "") : `${step.bits.toFixed(1)} bits; fits ${step.fits}`)),
-    step.pictures ? h("div.row", {}, step.pictures.map((item) => h("button", { type: "button", ariaLabel: `Ask by ${called(item)}`, title: called(item), onclick: () => askBy({ row: item.row }, item) }, tile(item)))) : null));
+    h("div", {}, h("p.word", {}, step.text || "“”"), h("p.says", {}, step.bits === null ? (state.about.probabilistic ? `uncertainty ${figure(step.uncertainty)}` : "") : `${step.bits.toFixed(1)} bits; matches ${step.fits}`)),
+    step.pictures ? h("div.row", {}, step.pictures.map((item) => h("button", { type: "button", ariaLabel: `Search by ${called(item)}`, title: called(item), onclick: () => askBy({ row: item.row }, item) }, tile(item)))) : null));
   const end = found.root === "empty" ? "“”" : `halfway between “${found.root_text}” and “”`;
   fill($("steps"), steps, h("li", {}, h("div", {}, h("p.word", {}, "[ROOT]"), h("p.says", {}, end))));
-  say(`${found.steps.length} captions on the way, of ${count(found.among)}.`);
+  say(`${found.steps.length} captions on the path, of ${count(found.among)}.`);
 }
 
 async function uncertain() {
@@ -295,8 +295,8 @@ async function map() {
     if (!found) return;
     state.shown.map = true;
     view.points = found.points;
-    const some = found.points.length < found.total ? `${count(found.points.length)} of ${count(found.total)} items, at random` : `All ${count(found.total)} items`;
-    $("map-lead").textContent = `${some}, in the plane in which they spread most: ${percent(found.share[0])} and ${percent(found.share[1])} of their variance. What is near here may be far in the other dimensions.`;
+    const some = found.points.length < found.total ? `${count(found.points.length)} of ${count(found.total)} items, drawn at random` : `All ${count(found.total)} items`;
+    $("map-lead").textContent = `${some}, in the plane of their largest variance (${percent(found.share[0])} and ${percent(found.share[1])}). Near items may be far apart in the other dimensions.`;
     $("map-legend").hidden = !state.about.probabilistic;
     say("");
   }
@@ -335,15 +335,15 @@ function draw() {
   const seen = view.points.map((point, i) => ({ point, i, at: onScreen(point.at, box) })).filter(({ at }) => at[0] > -60 && at[1] > -60 && at[0] < box.width + 60 && at[1] < box.height + 60);
   const tint = (point) => (state.about.probabilistic ? point.level : 0);
   if ($("ellipses").checked && state.about.probabilistic) {
-    const faint = Math.min(1, 800 / seen.length); // many lie over each other
+    const faint = Math.min(1, 800 / seen.length); // many overlap
     for (const { point } of seen) { ellipse(pen, point.at, box); pen.fillStyle = colour.of(tint(point), 0.06 * faint); pen.fill(); pen.strokeStyle = colour.of(tint(point), 0.28 * faint); pen.lineWidth = 0.8; pen.stroke(); }
   }
   for (const { point, at } of seen) { pen.beginPath(); pen.arc(at[0], at[1], 2.4, 0, 2 * Math.PI); pen.fillStyle = colour.of(tint(point), 0.9); pen.fill(); }
   if ($("pictures").checked) picturesOf(seen, pen, box, colour);
   if (view.chosen >= 0) mark(pen, view.points[view.chosen].at, box, colour.ink, colour);
-  if (state.found && state.found.place && state.question) mark(pen, state.found.place, box, colour.accent, colour, "your question");
+  if (state.found && state.found.place && state.question) mark(pen, state.found.place, box, colour.accent, colour, "your query");
 }
-/** Pictures of items that lie far enough apart not to cover each other. */
+/** Draw the images of items that are too far apart to overlap. */
 function picturesOf(seen, pen, box, colour) {
   const edge = box.width < 500 ? 34 : 44, taken = new Set();
   for (const { point, at } of seen) {
@@ -405,7 +405,7 @@ function nearestPoint(x, y, within = 40) {
   });
   return best;
 }
-/** The nearest item in a direction, of those within 45 degrees of it. */
+/** Choose the nearest item within 45 degrees of a direction. */
 function step(dx, dy) {
   if (view.chosen < 0) { choose(nearestPoint($("canvas").clientWidth / 2, $("canvas").clientHeight / 2, 1e9)); return; }
   const from = view.points[view.chosen].at;
@@ -445,13 +445,13 @@ function canvasEvents() {
 // --- rules ---------------------------------------------------------------------------------------------------------
 async function rules() {
   if (state.columns) return;
-  const say = begin("Reading the samples' numbers…");
+  const say = begin("Reading the samples' signals…");
   const found = await attempt(() => ask("columns"));
   if (!found) return;
   say("");
   if (state.columns) return;
   state.columns = found;
-  $("rules-lead").textContent = `Which samples would you train on? Counted on ${found.source}. A rule drops the samples of which it is true.`;
+  $("rules-lead").textContent = `Which samples would you train on? Counted on ${found.source}. A rule drops the samples for which it is true.`;
   const names = found.columns.filter((column) => column.quantiles.length).map((column) => column.name);
   $("add").disabled = !names.length;
   const first = ["normalised_score", "match_probability", "text_bits", "image_bits", "text_uncertainty", "image_uncertainty"].find((name) => names.includes(name)) || names[0];
@@ -478,7 +478,7 @@ function addRule(values) {
   let row, paint = () => {};
   if (rule.formula !== undefined) {
     const formula = h("input", { type: "text", id: `${id}f`, value: rule.formula, maxLength: 400, spellcheck: false, oninput: () => { rule.formula = formula.value; soon(); } });
-    row = h("li", {}, h("div.grid.free", {}, named, h("div.field", {}, h("label", { htmlFor: `${id}f` }, "Drop where"), formula), remove), outcome);
+    row = h("li", {}, h("div.grid.free", {}, named, h("div.field", {}, h("label", { htmlFor: `${id}f` }, "Drop if"), formula), remove), outcome);
   } else {
     const column = h("select", { id: `${id}c`, onchange: () => { rule.column = column.value; changed(); } }, state.columns.columns.filter((one) => one.quantiles.length).map((one) => h("option", { value: one.name, selected: one.name === rule.column }, one.name)));
     const way = h("select", { id: `${id}w`, onchange: () => { rule.below = way.value === "below"; changed(); } }, h("option", { value: "below", selected: rule.below }, "below"), h("option", { value: "above", selected: !rule.below }, "above"));
@@ -488,8 +488,8 @@ function addRule(values) {
     const meaning = h("p.legend", {});
     paint = () => {
       const one = columnOf(rule.column), value = one.quantiles[rule.at], low = one.quantiles[0], high = one.quantiles[100], most = Math.max(...one.bars);
-      label.textContent = `${rule.below ? "below" : "above"} ${figure(value)} (the ${rule.at}% mark)`;
-      range.setAttribute("aria-valuetext", `${figure(value)}, the ${rule.at} percent mark`);
+      label.textContent = `${rule.below ? "below" : "above"} ${figure(value)} (quantile ${rule.at}%)`;
+      range.setAttribute("aria-valuetext", `${figure(value)}, quantile ${rule.at} percent`);
       meaning.textContent = one.meaning;
       const wide = 400 / one.bars.length;
       bars.replaceChildren(...one.bars.map((n, i) => {
@@ -499,7 +499,7 @@ function addRule(values) {
         return rect;
       }));
     };
-    row = h("li", {}, h("div.grid", {}, named, h("div.field", {}, h("label", { htmlFor: `${id}c` }, "Drop where"), column), h("div.field", {}, h("label", { htmlFor: `${id}w` }, "is"), way), remove),
+    row = h("li", {}, h("div.grid", {}, named, h("div.field", {}, h("label", { htmlFor: `${id}c` }, "Drop if"), column), h("div.field", {}, h("label", { htmlFor: `${id}w` }, "is"), way), remove),
       bars, h("div.slider", {}, range, label), meaning, outcome);
     paint();
   }
@@ -523,9 +523,9 @@ async function tried() {
   if (serial !== state.tries) return;
   $("error").hidden = true;
   const share = found.rows ? found.kept / found.rows : 0;
-  fill($("kept"), h("span.big", {}, percent(share, 1)), ` – ${count(found.kept)} of ${count(found.rows)} stay${found.unusable ? `; ${count(found.unusable)} cannot be read` : ""}`);
+  fill($("kept"), h("span.big", {}, percent(share, 1)), ` – ${count(found.kept)} of ${count(found.rows)} kept${found.unusable ? `; ${count(found.unusable)} unreadable` : ""}`);
   $("kept-bar").firstElementChild.style.width = `${100 * share}%`;
-  mine.forEach((rule, i) => { rule.outcome.classList.remove("wrong"); fill(rule.outcome, "drops ", h("b", {}, count(found.rules[i].dropped)), ` (${percent(found.rules[i].dropped / found.rows, 1)}), ${count(found.rules[i].alone)} by this rule alone`); });
+  mine.forEach((rule, i) => { rule.outcome.classList.remove("wrong"); fill(rule.outcome, "drops ", h("b", {}, count(found.rules[i].dropped)), ` (${percent(found.rules[i].dropped / found.rows, 1)}), ${count(found.rules[i].alone)} only by this rule`); });
   $("curating").hidden = !found.command;
   $("command").textContent = found.command;
   fill($("goes"), found.shown.dropped.map((item) => card(item, false)));
@@ -535,7 +535,7 @@ async function tried() {
 // --- the page ------------------------------------------------------------------------------------------------------
 const views = { nearest, beside, path, map, uncertain, rules };
 const selected = () => document.querySelector("[role=tab][aria-selected=true]").getAttribute("aria-controls");
-/** Show a panel; remember: in the address, which also takes the keyboard's next Tab there, so not at the start. */
+/** Show a panel; remember: in the address, which also moves the next Tab key there, so not at the start. */
 function select(name, remember) {
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const on = tab.getAttribute("aria-controls") === name;
@@ -546,7 +546,7 @@ function select(name, remember) {
   }
   if (remember) history.replaceState(null, "", `#${name}`);
 }
-/** A view, computed where this question has not been shown in it. */
+/** Show a view; compute it if it has not shown this query. */
 async function show(name, remember = true) {
   select(name, remember);
   $("error").hidden = true;
@@ -601,8 +601,8 @@ async function start() {
   if (state.about.lacks.length) { $("lacks").hidden = false; $("lacks").open = !state.about.can_ask; fill($("lacks").querySelector("ul"), state.about.lacks.map((text) => h("li", {}, text))); }
   for (const field of ["text", "picture"]) $(field).disabled = !state.about.can_ask;
   $("ask").querySelector(".main").disabled = !state.about.can_ask;
-  const wanted = location.hash.slice(1);
-  await show(wanted in views ? wanted : "nearest", false);
+  const name = location.hash.slice(1);
+  await show(name in views ? name : "nearest", false);
   document.documentElement.dataset.ready = "yes";
 }
 start();

@@ -1,4 +1,4 @@
-"""A gallery as the page shows it: items, their uncertainty, a map; its captions, and paths among them."""
+"""A gallery as the page shows it: items, their uncertainty and map; its captions and paths among them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from prolip.search.store import Item
 from prolip.uncertainty.units import in_words
 from prolip.utils.console import plain
 
-#: Items of a map, captions of an item and characters of a text that are shown.
+#: Items of a map, captions of an item, and characters of a text to show.
 MAPPED, CAPTIONS, CHARACTERS = 1500, 5, 400
-LOOKED, BESIDE = 20_000, 4  # items that are searched for captions, and images next to each caption of a path
+LOOKED, BESIDE = 20_000, 4  # items searched for captions, and images next to each caption of a path
 Value = TypeVar("Value")
 
 
 class Once(Generic[Value]):
-    """A value that the first caller computes while others wait; done: it is there."""
+    """A value that the first caller computes while others wait; done: it is ready."""
 
     def __init__(self, compute: Callable[[], Value]):
         self._compute, self._lock, self.done = cache(compute), threading.Lock(), False
@@ -50,16 +50,16 @@ class Gallery:
 
     def __init__(self, index: SearchIndex):
         if not len(index):
-            raise ValueError(f"{index.store.folder} holds no item: put some in, prolip search add")
+            raise ValueError(f"{index.store.folder} has no items. Add some with prolip search add")
         self.index, self.pictures = index, Thumbnails()
         self.units, self.own = meaning(index)
         self.probabilistic = index.store.gallery.log_var is not None
         self.uncertainty, self.mapped = Once(self._uncertainty), Once(self._map)
 
     def item(self, row: Any) -> Item:
-        """The item of a row. KeyError if there is none."""
+        """Return the item of a row. KeyError if there is none."""
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self.index.store):
-            raise KeyError(f"no item {row!r}: there are {len(self.index.store):,}, counted from 0")
+            raise KeyError(f"no item {row!r}: expected a number from 0 to below {len(self.index.store):,}")
         alive = self.index.store.gallery.alive
         if alive is not None and not alive[row]:
             raise KeyError(f"item {row} was deleted")
@@ -73,7 +73,7 @@ class Gallery:
         ]
 
     def meaning_of(self, trace: float, side: Side) -> dict[str, Any]:
-        """A trace, its information in bits, and the share of the other side that it matches, in words."""
+        """Return a trace, its information in bits, and the matching share of the other side in words."""
         if self.units is None or not math.isfinite(trace):
             return {"uncertainty": number(trace), "bits": None, "fits": None}
         of, x = f"{other_side(side)}s", torch.tensor(trace)
@@ -81,13 +81,13 @@ class Gallery:
         return {"uncertainty": number(trace), "bits": number(bits), "fits": in_words(share)}
 
     def sample(self, count: int) -> np.ndarray:
-        """At most `count` random living rows, rising."""
+        """Return at most `count` random living rows, rising."""
         alive = self.index.store.gallery.alive
         rows: Any = len(self.index) if alive is None else np.flatnonzero(alive)
         return np.sort(np.random.default_rng(0).choice(rows, min(count, len(self.index)), replace=False))
 
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
-        """The least and the most uncertain rows, the extreme ones first."""
+        """Return the least and the most uncertain rows, the extreme ones first."""
         trace, ends = self.uncertainty(), []
         rows = np.flatnonzero(~np.isnan(trace))
         for values in (trace[rows], -trace[rows]):
@@ -109,28 +109,28 @@ class Gallery:
 
 
 def shown(item: Item) -> dict[str, Any]:
-    """An item without its paths, and with texts of bounded length."""
+    """Return an item without its paths, with shortened texts."""
     captions = [cut(text) for text in item.get("captions", [])[:CAPTIONS]]
     return {"key": cut(item["key"]), "captions": captions, "picture": has_picture(item)}
 
 
 def cut(text: str) -> str:
-    """A text of at most CHARACTERS, on one line."""
+    """Return at most CHARACTERS of a text, on one line."""
     return plain(text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
 
 
 def number(value: float | None) -> float | None:
-    """A number for JSON, to six digits; None if it is not finite."""
+    """Return a number for JSON, to six digits; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def captions_of(item: Item) -> list[str]:
-    """The captions of an item that are not blank."""
+    """Return the non-blank captions of an item."""
     return [text for text in item.get("captions", []) if text.strip()]
 
 
 class Captions:
-    """At most `most` distinct texts of a gallery and `further` ones; found: them and their Gaussians, once."""
+    """Up to `most` distinct texts of a gallery, and `further` texts; found: texts and Gaussians, computed once."""
 
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
         self.gallery, self.embedder, self.most, self.further = gallery, embedder, most, list(further)
@@ -138,7 +138,7 @@ class Captions:
 
     def _find(self) -> tuple[list[str], Gaussian]:
         index, texts, parts = self.gallery.index, list[str](), list[Gaussian]()
-        if index.side == "text":  # these are embedded already
+        if index.side == "text":  # these are already embedded
             rows = self.gallery.sample(self.most).tolist()
             texts, parts = [item["key"] for item in index.items(rows)], [index.gaussians(rows)]
         if self.embedder is not None:
@@ -154,7 +154,7 @@ class Captions:
         return texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1))
 
     def nearest(self, image: Gaussian, count: int, doubt: Tensor | None = None) -> list[dict[str, Any]]:
-        """The best texts of an image (1, D) by the model's own score, with the image's doubt."""
+        """Return the best texts of an image (1, D) by the model's own score, hedged by the image's uncertainty."""
         own, (texts, z) = self.gallery.own, self.found()
         scores = own.pairwise(image, z)[0]
         probability = own.match_probability(scores, doubt, 0.0 if own.units is None else own.units.share(z.trace))
@@ -170,12 +170,12 @@ class Captions:
         return [{"text": cut(texts[i]), **self.gallery.meaning_of(trace, "text")} for i, trace in zip(some, traces)]
 
     def walk(self, asked: Gaussian, label: str, side: str, root: str) -> dict[str, Any]:
-        """The captions from a query (1, D), a text first, to its root, ProLIP 4.4, each with the nearest images."""
+        """Return the captions from a query (1, D) to its root (ProLIP 4.4), a text first, with the nearest images."""
         if self.embedder is None:
-            raise ValueError("captions are embedded by a model, and there is none: start with --model")
+            raise ValueError("captions need a model to embed them. Start with --model")
         texts, z = self.found()
         if not texts:
-            raise ValueError("a path is one of captions, and there are none here: give --texts FILE, a text per line")
+            raise ValueError("a path needs captions, but there are none. Give --texts FILE, one text per line")
         among, root = len(texts), root if self.gallery.probabilistic else "empty"
         inclusion: str | Pairwise = "log_inclusion"
         if side == "text":

@@ -31,20 +31,20 @@ from prolip.search.risk_control import Threshold
 from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import ODDS, refusal
 
-MOST, BESIDE, UPLOADS = 60, 8, 64  # most answers, and answers side by side; images that are kept for further queries
-STRETCHED = 100  # the largest ratio of an image's sides
-SHORTLIST = 5000  # the nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers
-COMPARED_SCORES = ("mean", "csd", "elk")  # scores that are compared with the one of the index
-ENDS = {"first": "what it is made of", "mean": "what it shows or says"}  # what each end of a tower knows
+MOST, BESIDE, UPLOADS = 60, 8, 64  # most answers, and answers side by side; images stored for further queries
+STRETCHED = 100  # largest ratio of an image's sides
+SHORTLIST = 5000  # nearest items ranked by scores without an index, in a gallery of more than NUMBERS numbers
+COMPARED_SCORES = ("mean", "csd", "elk")  # scores to compare with the index's score
+ENDS = {"first": "low-level features", "mean": "content"}  # description of each end of a tower
 WAYS = {
-    "units": "the first one's share of the model's confidence; what is as good shares it",
+    "units": "the model's confidence in the first answer; equally good answers share it",
     "match": "the match probability by the model's trained scale and bias",
-    "share": "the first one's share of the softmax by the model's trained scale",
+    "share": "the softmax probability of the first answer by the model's trained scale",
 }
 
 
 class PageQuery(NamedTuple):
-    """A query as a Gaussian (1, D). sides: of its inputs; novelty: nats by end; row: of the gallery's item."""
+    """A query as a Gaussian (1, D). sides: of its inputs; novelty: nats by end; row: of an item of the gallery."""
 
     z: Gaussian
     sides: frozenset[Side]
@@ -54,12 +54,12 @@ class PageQuery(NamedTuple):
 
     @property
     def side(self) -> Side:
-        """The side that a score takes it for; a text with an image is a text."""
+        """The side of the query for a score; a text with an image counts as a text."""
         return "image" if self.sides == {"image"} else "text"
 
 
 class Asker:
-    """Answers queries from a gallery; without a model only by its items. threshold: a calibrated refusal, if any."""
+    """Search of a gallery; without a model only by its items. threshold: a calibrated refusal, if any."""
 
     def __init__(self, captions: Captions, threshold: Threshold | None):
         self.gallery, self.embedder = captions.gallery, captions.embedder
@@ -68,41 +68,41 @@ class Asker:
         self._uploads: dict[str, PageQuery] = {}
 
     def prepare(self, data: bytes) -> tuple[Tensor, tuple[int, int]]:
-        """The pixels of an image file for the model, its width and height. SampleFault if it cannot be decoded."""
+        """Return the model's pixels of an image file, and its width and height. SampleFault if it is unreadable."""
         return decoded(lambda: (self._pixels(image := decode_image(data, PIXELS)), image.size))
 
     def upload(self, pixels: Tensor) -> str:
-        """Keep the Gaussian of an image for queries; returns its key. pixels: of `prepare`."""
+        """Store the Gaussian of an image for queries; return its key. pixels: from `prepare`."""
         key = secrets.token_hex(8)
-        self._uploads[key] = self._embed(pixels.unsqueeze(0), "image", "your picture")
+        self._uploads[key] = self._embed(pixels.unsqueeze(0), "image", "your image")
         if len(self._uploads) > UPLOADS:
             del self._uploads[next(iter(self._uploads))]
         return key
 
     def read(self, values: Mapping[str, Any]) -> PageQuery:
-        """A query of JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError if it is missing."""
+        """Read a query from JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError for a missing one."""
         text, upload, row = (values.get(name) for name in ("text", "upload", "row"))
         if row is not None:
             return self._item(row)
         if text is not None and (not isinstance(text, str) or len(text) > 2000):
-            raise ValueError("a text is a string of at most 2,000 characters")
+            raise ValueError("a text must be a string of at most 2,000 characters")
         parts = []
         if text:
             parts.append(self._embed(self._model().tokenizer([text]), "text", text))
         if upload is not None:
             if not isinstance(upload, str) or upload not in self._uploads:
-                raise KeyError("this picture is not kept any more: drop it again")
+                raise KeyError("this image is no longer stored. Drop it again")
             parts.append(self._uploads[upload])
         if not parts:
-            raise ValueError("no question: type a text, drop a picture, or choose an item")
+            raise ValueError("no query: type a text, drop an image, or choose an item")
         if len(parts) == 1:
             return parts[0]
-        z = mixture(Gaussian(*(torch.stack(x, 1) for x in zip(*(part.z for part in parts)))))  # as `search.query.embed`
+        z = mixture(Gaussian(*(torch.stack(x, 1) for x in zip(*(part.z for part in parts)))))  # as search.query.embed
         return PageQuery(z, frozenset[Side](["image", "text"]), " + ".join(part.label for part in parts))
 
     def _model(self) -> Embedder:
         if self.embedder is None:
-            raise ValueError("there is no model to embed texts and pictures: start with --model, or choose an item")
+            raise ValueError("texts and images need a model. Start with --model, or choose an item")
         return self.embedder
 
     def _embed(self, inputs: Tensor, side: Side, label: str) -> PageQuery:
@@ -110,10 +110,10 @@ class Asker:
         return PageQuery(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
     def _pixels(self, image: Image.Image) -> Tensor:
-        """The model's input. SampleFault for a strip, which resizing by its short side would blow up."""
+        """Return the model's input. SampleFault for a strip, as resizing its short side would make it huge."""
         if max(image.size) > STRETCHED * min(image.size):
             sides = " x ".join(map(str, image.size))
-            raise SampleFault("oversized image", f"{sides} pixels, at most {STRETCHED} times as long as wide are taken")
+            raise SampleFault("oversized image", f"{sides} pixels; the limit is {STRETCHED} times as long as wide")
         return self._model().preprocess(image)
 
     def _item(self, row: Any) -> PageQuery:
@@ -126,7 +126,7 @@ class Asker:
         return PageQuery(self.gallery.index.gaussians([row]), frozenset[Side]([side]), item["key"], novelty, row)
 
     def search(self, asked: PageQuery, count: int = 24) -> dict[str, Any]:
-        """The nearest items, the nearest captions of an image, and what speaks against answering."""
+        """Return the nearest items, the nearest captions of an image, and the reasons against an answer."""
         count, index, own = max(1, min(count, MOST)), self.gallery.index, self.gallery.own
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
@@ -164,7 +164,7 @@ class Asker:
             out["ambiguity"] = number(means.ambiguity)
             doubt = getattr(self.gallery.own, "doubt", None)
             out["beyond"] = doubt is not None and bool(doubt.extrapolates(self.reader.evidence(asked.z.mean))[0])
-        if asked.sides == {self.gallery.index.side}:  # the share of the items, or texts, that are less uncertain
+        if asked.sides == {self.gallery.index.side}:  # the share of less uncertain items, or texts
             traces = torch.from_numpy(self.gallery.uncertainty())
             out["rank"] = number(float((traces[~traces.isnan()] < trace).double().mean()))
         elif asked.sides == {"text"} and self.captions.found.done and self.captions.found()[0]:  # it does not wait
@@ -173,7 +173,7 @@ class Asker:
         return out
 
     def _candidates(self, asked: PageQuery) -> Iterator[Gaussian]:
-        """All items in batches, or the nearest if scoring all would be slow."""
+        """Yield all items in batches, or the nearest items if scoring all is slow."""
         index = self.gallery.index
         fast = self.gallery.units is not None or self.gallery.own.factors(asked.z) is not None
         if not fast and len(index) * asked.z.mean.shape[1] > NUMBERS:
@@ -183,7 +183,7 @@ class Asker:
         yield from map(index.store.gallery.gaussian, index.store.gallery.blocks())
 
     def _risk(self, asked: PageQuery, near: TopK) -> dict[str, Any] | None:
-        """Whether the calibrated threshold, if any, answers a query of its kind; near: as in the calibration."""
+        """Return whether the calibrated threshold, if any, answers a query of its kind; near: as during calibration."""
         if self.threshold is None:
             return None
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
@@ -196,7 +196,7 @@ class Asker:
         }
 
     def compare(self, asked: PageQuery) -> dict[str, Any]:
-        """The first items by several scores, and where each moved to; of a large gallery of the nearest alone."""
+        """Return the first items by several scores and their changes of rank; of a large gallery only nearest items."""
         index, count = self.gallery.index, BESIDE + 1
         whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
         near = None if whole else index.search(asked.z, SHORTLIST)
@@ -223,13 +223,13 @@ class Asker:
 
 
 def without(asked: PageQuery, found: TopK, count: int) -> TopK:
-    """At most `count` answers to one query, without the item that asks."""
+    """Return at most `count` answers to one query, without the querying item."""
     kept = (found.rows[0] >= 0) & (found.rows[0] != (-1 if asked.row is None else asked.row))
     return TopK(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])
 
 
 class FirstAnswer(NamedTuple):
-    """The best of `among` candidates. code_length: -log p(it is right), nats; way: how it is known, of WAYS."""
+    """The best of `among` candidates. code_length: -log p(it is right), nats; way: its derivation, of WAYS."""
 
     code_length: float
     among: int
@@ -239,10 +239,10 @@ class FirstAnswer(NamedTuple):
 def first_answer(
     asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side, doubts: Callable = lambda image: None
 ) -> FirstAnswer | None:
-    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained. A
-    text has the match probability, as it is true of many images; an image of a model with units the softmax of the
-    cosines (`Units.code_length`), which equally good captions share; others the softmax by the trained scale.
-    doubts: of unit means (1, D), the querying image or else the best one.
+    """Return the confidence of the best of all candidates, batches (N, D), for a query (1, D), if one was trained. For
+    a text it is the match probability, as a text matches many images; for an image of a model with units the softmax
+    of the cosines (`Units.code_length`), which equally good captions share; else the softmax by the trained scale. The
+    last argument: the uncertainty of unit means (1, D), the querying image's or else the best one's.
     """
     first, units, among, best, total = asked, own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
     way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
@@ -271,7 +271,7 @@ def first_answer(
 
 
 def judge(answer: FirstAnswer | None, novelty: Mapping[str, float]) -> dict[str, Any]:
-    """What speaks against answering, and the remaining probability exp(-sum). novelty: nats by end of the tower."""
+    """Return the reasons against an answer, and the remaining probability exp(-sum). novelty: nats by tower end."""
     parts, foreign = [], 0.0
     if answer is not None:
         text = f"{math.exp(-answer.code_length):.0%}: {WAYS[answer.way]}, among {answer.among:,}."
@@ -279,7 +279,7 @@ def judge(answer: FirstAnswer | None, novelty: Mapping[str, float]) -> dict[str,
     for end, nats in novelty.items():
         alone = float(refusal(torch.zeros(1), {end: torch.tensor([nats])}))
         foreign += alone
-        name = f"Unlike the training: {ENDS.get(end, end)}"
+        name = f"Novelty: {ENDS.get(end, end)}"
         parts.append({"name": name, "nats": number(alone), "text": rarity(nats)})
     against = foreign + (0.0 if answer is None else answer.code_length)
     probability, familiar = None if answer is None else math.exp(-against), math.exp(-foreign) if novelty else None
@@ -288,8 +288,8 @@ def judge(answer: FirstAnswer | None, novelty: Mapping[str, float]) -> dict[str,
 
 def rarity(nats: float) -> str:
     if nats < math.log(2):
-        return "Nothing unusual: more than half of the training's own kind are further out."
-    share = "None of the training's own kind would be"
+        return "Not unusual: more than half of training-like inputs are farther away."
+    share = "No training-like input would be"
     if nats < 20:
-        share = f"1 in {float(f'{math.exp(nats):.2g}'):,.0f} of the training's own kind is"
-    return f"{share} this far out; 1 input in {ODDS + 1} is taken to be foreign before it is seen."
+        share = f"1 in {float(f'{math.exp(nats):.2g}'):,.0f} training-like inputs is"
+    return f"{share} this far away; before seeing an input, 1 in {ODDS + 1} is assumed foreign."

@@ -1,4 +1,4 @@
-"""Try curation rules (`prolip.curate`) on a gallery: how many samples each drops, before any is dropped."""
+"""Trial of curation rules (`prolip.curate`) on a gallery: how many samples each would drop."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from prolip.curate.tables import read_table, signals_of, tables_of, whole_column
 from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item
 
-#: Samples whose signals are computed if they are not scored; rows of a batch, within which a normalised score compares.
+#: Samples to compute signals of if they have no scores; rows of a batch, within which scores are normalised.
 SAMPLED, BATCH = 2000, 256
-#: Bars of a histogram, rules at once, characters of a rule, samples that are shown.
+#: Bars of a histogram, rules at once, characters of a rule, samples to show.
 BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
 class RuleTable(NamedTuple):
-    """Samples with the columns that rules read; source: in words; command: that selects."""
+    """Samples with the columns that rules read; source: description; command: to select by the rules."""
 
     source: str
-    usable: np.ndarray  # (N,) bool, what rules apply to
+    usable: np.ndarray  # (N,) bool, where rules apply
     names: list[str]
     column: Callable[[str], np.ndarray]  # name -> (N,)
     items: Callable[[Sequence[int]], list[dict[str, Any]]]  # rows for the page; `thumbnail`: end of an address, or None
-    item: Callable[[int], Item]  # a row as the index has it, or KeyError
+    item: Callable[[int], Item]  # a row as in the index, or KeyError
     command: str = ""
 
 
 def gallery_table(captions: Captions) -> RuleTable:
-    """The items of a gallery alone, or a sample of them with their first captions, which are embedded for it."""
+    """Return only the items of a gallery, or a sample of them with their first captions, which it embeds."""
     gallery, total = captions.gallery, len(captions.gallery.index)
     rows, columns = np.zeros(0, dtype=np.int64), dict[str, torch.Tensor]()
     if captions.embedder is not None and gallery.index.side == "image":
@@ -61,20 +61,20 @@ def gallery_table(captions: Captions) -> RuleTable:
 
     source = f"all {total:,} items"
     if len(rows) < total:
-        source = f"{len(rows):,} samples at random of {total:,}, by their first captions"
+        source = f"{len(rows):,} random samples of {total:,}, with their first captions"
     usable = np.ones(len(rows), dtype=bool)
     return RuleTable(source, usable, list(columns), lambda name: columns[name].numpy(), items, gallery.item)
 
 
 def scored_table(folder: Path) -> RuleTable:
-    """All samples that `prolip curate score` has scored; a column is read when it is first used."""
+    """Return all samples scored by `prolip curate score`; a column is read when it is first used."""
     manifest, paths = tables_of(folder)
     parts = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in paths]
     usable, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
     def item(row: int) -> Item:
         if not 0 <= row < len(usable):
-            raise KeyError(f"no sample {row!r}: there are {len(usable):,}, counted from 0")
+            raise KeyError(f"no sample {row!r}: expected a number from 0 to below {len(usable):,}")
         number = int(np.searchsorted(starts, row, side="right")) - 1
         table, place = read_table(paths[number], ["key", "caption"]), row - int(starts[number])
         shard, key = table.note["shard"], table.columns["key"][place]
@@ -84,14 +84,14 @@ def scored_table(folder: Path) -> RuleTable:
     def items(rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(item(row)), "row": None, "thumbnail": f"sample/{row}"} for row in rows]
 
-    source = f"all {len(usable):,} samples that are scored in {folder}"
+    source = f"all {len(usable):,} samples scored in {folder}"
     command = f"prolip curate select {shlex.quote(str(folder))}"
     column = cache(partial(whole_column, paths))
     return RuleTable(source, usable, signals_of(manifest["columns"]), column, items, item, command)
 
 
 def describe(table: RuleTable) -> dict[str, Any]:
-    """Every column with its meaning, 101 quantiles, and the counts between the first and the last hundredth."""
+    """Return every column with its meaning, 101 quantiles, and counts between the first and the last hundredth."""
     found = []
     for name in table.names:
         values = table.column(name).astype(np.float64)
@@ -109,13 +109,13 @@ def describe(table: RuleTable) -> dict[str, Any]:
 
 
 def outward(value: float, way: int) -> float:
-    """Round to five digits, outwards, so that a rule at an end drops nothing; way: -1 down, 1 up."""
+    """Round to five digits outwards, so that a rule at an end drops nothing; way: -1 down, 1 up."""
     near = float(f"{value:.5g}")
     return near if way * (near - value) >= 0 else float(f"{value + way * abs(value) * 1e-4:.5g}")
 
 
 def try_rules(table: RuleTable, texts: Sequence[str]) -> dict[str, Any]:
-    """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does, with a command and some examples."""
+    """Count the samples that rules `NAME: FORMULA` drop, as `prolip curate select` does; add a command and examples."""
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
     choice, usable = Choice(rules=parse_rules(list(texts))), table.usable
@@ -125,7 +125,7 @@ def try_rules(table: RuleTable, texts: Sequence[str]) -> dict[str, Any]:
         columns = {name: table.column(name) for name in rule.drop.columns}
         quantiles = {(name, share): quantile(table.column(name), share) for name, share in rule.drop.quantiles}
         if not columns:
-            raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(table.names)}")
+            raise ValueError(f"{rule.drop.text!r} names no column: use {', '.join(table.names)}")
         dropped = np.asarray(rule.drop(columns, quantiles), dtype=bool)
         reasons |= np.where(dropped & usable, bits[rule.name], np.uint64(0))
     words = [f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in choice.rules]

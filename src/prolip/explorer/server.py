@@ -1,6 +1,6 @@
-"""The page's server: on this machine alone by default, with bounded requests and JSON answers.
+"""The page's server: only on this machine by default, with bounded requests and JSON answers.
 
-A page of another site can make a browser send requests, and read the answers under a name of its own that points here
+A page of another site can make a browser send requests, and read the answers under its own name that resolves here
 (DNS rebinding). So a request must name a host of this server, and a body must come from the server's own page.
 """
 
@@ -29,20 +29,20 @@ from prolip.explorer.app import App, Refused
 from prolip.explorer.thumbnails import Busy, Gone, turn
 from prolip.utils.documents import loads
 
-#: Bytes of a question, of a picture, and of a refused body that are read, so that its sender gets the answer.
+#: Bytes of a query, of an image, and of a refused body that are read so that its sender gets the answer.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
 #: Seconds that a connection may be silent, that it may pause within a refused body, and of a whole request and answer.
 SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
-LOOK = 0.01  # seconds between two looks for a free place
-#: Connections, and large pictures in transfer, at once, and seconds after which a slow one yields to another.
+LOOK = 0.01  # seconds between two checks for a free place
+#: Connections, and large images in transfer, at a time, and seconds after which a slow one yields to another.
 CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
-SMALL = 2**18  # bytes of a body that need no place of SENDERS
+SMALL = 2**18  # bytes of a body below which it needs no place of SENDERS
 #: Defects of a request's head that the standard library ignores.
 DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
-#: What the page may load and run.
+#: Allowed content of the page.
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:;"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -58,8 +58,8 @@ ALWAYS = {
 
 
 class Places:
-    """At most `most` connections. The one that has kept the server waiting longest, over `grace` s, yields to the next.
-    since: when a connection began to keep the server waiting, None while the server works for it.
+    """Up to `most` connections. The one that kept the server waiting longest, over `grace` s, yields to the next.
+    since: when the server began to wait for a connection, None while it works for it.
     """
 
     def __init__(self, most: int, grace: float):
@@ -67,7 +67,7 @@ class Places:
         self._turn = threading.Lock()
 
     def enter(self, connection: socket.socket, work: str) -> None:
-        """Take a place as soon as there is one. `Busy` after PATIENCE seconds in which others wait for one, too."""
+        """Take a place as soon as one is free. `Busy` if others also wait for one after PATIENCE seconds."""
         with turn(self._turn, work):
             while len(self.since) >= self.most:
                 self.end(self.grace, 1)
@@ -83,12 +83,12 @@ class Places:
             self.since[connection] = time.monotonic() if waits else None
 
     def end(self, seconds: float, count: int | None = None) -> None:
-        """End connections that have kept the server waiting for more than `seconds`, at most `count`, longest first."""
+        """End connections that kept the server waiting for more than `seconds`, at most `count`, longest first."""
         waiting = [(since, connection) for connection, since in list(self.since.items()) if since is not None]
         late = sorted((pair for pair in waiting if pair[0] < time.monotonic() - seconds), key=lambda pair: pair[0])
         for _, connection in late[:count]:
-            with suppress(OSError):  # it has left
-                connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end and leaves
+            with suppress(OSError):  # it is already closed
+                connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end and finishes
 
 
 class Server(ThreadingHTTPServer):
@@ -128,7 +128,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def knows(self, name: str) -> bool:
-        """Whether a Host header names this server; with --host any address does, as rebinding needs a name."""
+        """Return whether a Host header names this server; any address does with --host, as rebinding needs a name."""
         return name in self.hosts or (not self.is_private and address_of(name) is not None)
 
     @property
@@ -137,11 +137,11 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Checks and answers one request by the `App`."""
+    """Handler of one request: checks it and lets the `App` answer."""
 
     protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", SILENCE
     server: Server
-    #: Whether a body may follow that nobody has read.
+    #: Whether an unread body may follow.
     unread = True
 
     def do_GET(self) -> None:
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except (ConnectionError, TimeoutError):
             self.close_connection = True
-        except Exception as error:  # the page shows it, the terminal says where
+        except Exception as error:  # the page shows the error, the terminal its place
             print(f"error: {self.path}: {type(error).__name__}: {error}", file=sys.stderr)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         finally:
@@ -193,33 +193,33 @@ class Handler(BaseHTTPRequestHandler):
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.looks:
             self._json(app.looks[parts[1]]())
         elif parts[0] == "api" and parts[-1] in app.questions:
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is asked by POST")
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} requires POST")
         else:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise Refused(HTTPStatus.NOT_FOUND, "page not found")
 
     def _post(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
         origin = self.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != self.headers.get("Host", ""):
-            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
+            raise Refused(HTTPStatus.FORBIDDEN, f"requests from pages of {origin} are not allowed")
         if path == "/api/upload":
-            self._json(app.upload(self._body(PICTURE_BYTES, "application/octet-stream", "a picture")))
+            self._json(app.upload(self._body(PICTURE_BYTES, "application/octet-stream", "an image")))
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
-            data = self._body(JSON_BYTES, "application/json", "a question")
+            data = self._body(JSON_BYTES, "application/json", "a query")
             try:
                 values = loads(data.decode("utf-8"))
             except (ValueError, RecursionError) as error:
-                raise Refused(HTTPStatus.BAD_REQUEST, f"the question is no JSON: {error}") from error
+                raise Refused(HTTPStatus.BAD_REQUEST, f"the query is not JSON: {error}") from error
             if not isinstance(values, dict):
-                raise Refused(HTTPStatus.BAD_REQUEST, 'a question is a JSON object, such as {"text": "a cat"}')
+                raise Refused(HTTPStatus.BAD_REQUEST, 'a query must be a JSON object, such as {"text": "a cat"}')
             self._json(app.questions[parts[1]](values))
         else:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise Refused(HTTPStatus.NOT_FOUND, "page not found")
 
     def _check_head(self) -> None:
         if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may follow
             self.unread = True
-            raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request holds a line that is no header")
+            raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request has a line that is not a header")
         try:
             name = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").rstrip(".")
         except ValueError:
@@ -228,21 +228,21 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"this is not the server of {name!r}: open {self.server.url}")
 
     def _body(self, most: int, kind: str, what: str) -> bytes:
-        """Read the body, of a type that a foreign page cannot send unasked. `Refused` for others and longer ones."""
+        """Read the body, of a type that a foreign page cannot send. `Refused` for other types and longer bodies."""
         length = ",".join(self.headers.get_all("Content-Length", []))
         if not length.isdecimal() or len(length) > 15 or "Transfer-Encoding" in self.headers:
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} requires a Content-Length")
         if int(length) > most:
-            why = f"{what} of {int(length):,} bytes: at most {most:,} are taken"
+            why = f"{what} of {int(length):,} bytes: the limit is {most:,}"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         if self.headers.get_content_type() != kind:
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent as {kind}")
         data = self._read(min(int(length), SMALL))
         if int(length) > SMALL:
-            self.server.senders.enter(self.connection, "pictures")
+            self.server.senders.enter(self.connection, "images")
             data += self._read(int(length) - SMALL)
         if len(data) < int(length):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{what} broke off after {len(data):,} of {int(length):,} bytes")
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{what} ended after {len(data):,} of {int(length):,} bytes")
         self.unread = False
         return data
 
@@ -261,14 +261,14 @@ class Handler(BaseHTTPRequestHandler):
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Send the reason, if the other end still listens."""
+        """Send the reason, if the client still listens."""
         try:
             self._json({"error": why}, status)
         except OSError:
             self.close_connection = True
 
     def _end(self) -> None:
-        """Read an unread body, up to a bound, and end: it would be taken for the next request."""
+        """Read an unread body, up to a bound, and end the connection: the body would count as the next request."""
         if self.unread:
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)
@@ -291,11 +291,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests."""
+        """Do not log requests."""
 
 
 def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a name is, if any."""
+    """Return the IP address in a name, if it is one."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -303,7 +303,7 @@ def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
+    """Return whether an address can only be reached from this machine."""
     address = address_of(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -313,13 +313,13 @@ def make_server(app: App, host: str, port: int) -> Server:
     try:
         return Server(app, host, port)
     except (OSError, OverflowError) as error:
-        remedy = "give another --port, or 0 for any free one, and with --host an address of this machine"
+        remedy = "give another --port, or 0 for any free one, and make --host an address of this machine"
         raise ValueError(f"cannot serve at {host}:{port} ({error}): {remedy}") from error
 
 
 def serve(server: Server) -> None:
     """Serve until Ctrl-C or SIGTERM, then delete a temporary index."""
     threading.Thread(target=server.app.warm_up, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which deletes a temporary index, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also deletes a temporary index
     with suppress(KeyboardInterrupt), server.app.explored.temporary or nullcontext(), server:
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""Images of a gallery's items, read from their files or from their place in a local shard."""
+"""Images of a gallery's items, read from their files or from a local shard."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
 from prolip.search.store import Item, candidates, hashes_of, run_of
 from prolip.utils.documents import read_file
 
-#: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.
+#: Pixels of a thumbnail's longer side; thumbnails and shard tables to keep.
 SIDE, KEPT, TABLES = 224, 1024, 256
-PIXELS = 2**26  # most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each
-DECODER = ThreadPoolExecutor(1)  # decodes all images, one at a time; each further thread would take memory of its own
-PLACES = ("path", "table", "row", "shard")  # the fields of an item that say where its image is
+PIXELS = 2**26  # most pixels of an image. Phones take up to 64 million; decoding needs up to 20 bytes for each
+DECODER = ThreadPoolExecutor(1)  # decodes all images, one at a time; each further thread would need its own memory
+PLACES = ("path", "table", "row", "shard")  # the fields of an item with the place of its image
 PATIENCE = 30.0  # seconds that a request waits for its turn
 Value = TypeVar("Value")
 
 
 class Busy(Exception):
-    """There was no turn in time."""
+    """The request did not get its turn in time."""
 
 
 @contextmanager
 def turn(lock: threading.Lock, work: str) -> Iterator[None]:
     """Hold a lock. `Busy` after PATIENCE seconds without it."""
     if not lock.acquire(timeout=PATIENCE):
-        raise Busy(f"this machine is busy with {work} of others: ask again in a moment")
+        raise Busy(f"this machine is busy with {work} of others. Try again in a moment")
     try:
         yield
     finally:
@@ -52,11 +52,11 @@ def turn(lock: threading.Lock, work: str) -> Iterator[None]:
 
 
 class Gone(Exception):
-    """An item has no image; the text says why."""
+    """An item without an image; the text gives the reason."""
 
 
 def has_picture(item: Item) -> bool:
-    """Whether an item says where its image is."""
+    """Return whether an item has the place of its image."""
     return any(name in item for name in PLACES)
 
 
@@ -69,11 +69,11 @@ class Thumbnails:
         self._places = lru_cache(TABLES)(lambda shard: places_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
-        """WebP of at most SIDE pixels a side. `Gone` if there is none."""
+        """Return WebP of at most SIDE pixels a side. `Gone` without an image."""
         return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
 
     def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
-        """Make a value from the decoded image of an item; side: as in `decode_image`. `Gone` if there is none."""
+        """Compute a value from the decoded image of an item; side: as in `decode_image`. `Gone` without an image."""
         try:
             return decoded(lambda: make(decode_image(self.data(item), PIXELS, side)))
         except SampleFault as fault:
@@ -82,7 +82,7 @@ class Thumbnails:
             raise Gone(f"{error.filename or item['key']}: {error.strerror or error}") from error
 
     def data(self, item: Item) -> bytes:
-        """The bytes of an item's image file. `Gone` if there is none, OSError if it cannot be read."""
+        """Return the bytes of an item's image file. `Gone` without an image, OSError if it is unreadable."""
         if "path" in item:
             try:
                 return read_file(item["path"], SAMPLE_BYTES)
@@ -91,15 +91,15 @@ class Thumbnails:
         if "table" in item:
             return image_bytes(self._rows(item["table"])(int(item["row"])))
         if "shard" not in item:
-            raise Gone("kept features have no pictures: give an index of images or shards")
+            raise Gone("saved features have no images. Give an index of images or shards")
         shard: str = item["shard"]
         if not is_local(shard):
-            raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
+            raise Gone(f"{shard} is not on this machine; images are read only from local shards")
         key = item["key"].removeprefix(f"{Path(shard).stem}/")
         run, places = self._places(shard)
         _, rows = candidates([run], hashes_of([key]))
         if not len(rows):
-            raise Gone(f"{shard} has no picture of {key} any more")
+            raise Gone(f"{shard} no longer has an image of {key}")
         first, size = places[rows[0]].tolist()
         with open(local_path(shard), "rb") as file:
             file.seek(first)
@@ -107,12 +107,12 @@ class Thumbnails:
 
 
 def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2); or `Gone`."""
+    """Return the keys of a tar as a sorted run, and first byte and size of their images, (N, 2); or `Gone`."""
     found: dict[str, tuple[int, int, int]] = {}
     try:
         with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
             while (member := archive.next()) is not None:
-                cast(Any, archive).members.clear()  # or the list grows with the shard
+                cast(Any, archive).members.clear()  # otherwise the list grows with the shard
                 key, suffix = base_plus_ext(printable(member.name.removeprefix("./")))
                 if key is None or not member.isreg() or suffix.lower() not in IMAGE_SUFFIXES:
                     continue
@@ -120,7 +120,7 @@ def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
                 if member.size <= SAMPLE_BYTES and order < found.get(key, (len(IMAGE_SUFFIXES),))[0]:
                     found[key] = (order, member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
-        raise Gone(f"{path}: {error}; pictures are read from whole shards that are not compressed") from error
+        raise Gone(f"{path}: {error}; images are read only from complete, uncompressed shards") from error
     return run_of([*found], 0), np.array([x[1:] for x in found.values()], dtype=np.int64).reshape(-1, 2)
 
 
@@ -131,7 +131,7 @@ def decoded(make: Callable[[], Value]) -> Value:
         return made.result(PATIENCE)
     except FutureTimeout:
         made.cancel()
-        raise Busy("this machine is busy with pictures of others: ask again in a moment") from None
+        raise Busy("this machine is busy with images of others. Try again in a moment") from None
 
 
 def thumbnail_of(image: Image.Image) -> bytes:

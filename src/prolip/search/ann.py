@@ -1,4 +1,4 @@
-"""Approximate indexes: faiss by L2 among `prolip.scores.distance_vectors`, and the bytes that it takes."""
+"""Approximate indexes: faiss by L2 among `prolip.scores.distance_vectors`, and their memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from prolip.search.exact import BLOCK, GaussianArrays
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss with its parameter classes, which its stubs lack.
 FAISS: Any = faiss
-LEAST = 40  # with fewer items a search reads all: faiss learns a centre from at least 39 vectors
-PER_CODE, PER_LIST = 4, 64  # dimensions in half a byte of `pq`, and vectors that the centre of a list is learnt from
+LEAST = 40  # with fewer items a search reads all: faiss needs 39 vectors to learn a centre
+PER_CODE, PER_LIST = 4, 64  # dimensions in half a byte of `pq`, and vectors used to learn the centre of a list
 #: Links M of a point in a graph (2 M in its lowest layer; 1/M of the points are in the next), and candidates visited
-#: while it is built.
+#: while building it.
 LINKS, BUILDING = 32, 128
-#: Bytes of an id in a list; of a link; about: of a row's key, path and captions; of its hash, row and line end.
+#: Bytes: of an id in a list; of a link; about, of a row's key, path and captions; of its hash, row and line end.
 ID, LINK, ITEM, BESIDE = 8, 4, 120, 24
 
 
@@ -38,15 +38,15 @@ class IndexSpec:
             raise ValueError(f"an index of the type {self.name!r} is unknown: use one of {', '.join(KINDS)}")
 
     def lists_for(self, rows: int) -> int:
-        """The lists of an index of so many rows: 4 sqrt(rows) by default, with PER_LIST rows each or more."""
+        """Return the lists of an index of this many rows: 4 sqrt(rows) by default, with at least PER_LIST rows each."""
         return self.lists or max(1, min(round(4 * math.sqrt(rows)), rows // PER_LIST))
 
     def sample_size(self, rows: int) -> int:
-        """The number of vectors that the index learns from."""
+        """Return the number of vectors that the index learns from."""
         return 1 if self.name == HNSW else min(rows, max(4096, PER_LIST * self.lists_for(rows)))
 
     def memory_per_item(self, width: int) -> float:
-        """Bytes of an item that a search keeps in memory; `flat`: only what the system caches of the mapped vectors."""
+        """Return the bytes per item that a search keeps in memory; for `flat`, only the cache of mapped vectors."""
         if self.name == FLAT:
             return 0.0
         if self.name == HNSW:
@@ -55,7 +55,7 @@ class IndexSpec:
 
 
 def make(spec: IndexSpec, gallery: GaussianArrays, constant: float) -> faiss.Index:
-    """An empty index, trained on a random sample of the gallery if its type learns."""
+    """Return an empty index, trained on a random sample of the gallery if its type learns."""
     rows, width = len(gallery.mean), gallery.vector.shape[1]
     if spec.name == HNSW:
         graph = faiss.IndexHNSWFlat(width, LINKS, faiss.METRIC_L2)
@@ -73,12 +73,12 @@ def make(spec: IndexSpec, gallery: GaussianArrays, constant: float) -> faiss.Ind
 
 
 def padded(width: int) -> int:
-    """The next multiple of PER_CODE: zeros change no distance."""
+    """Return the next multiple of PER_CODE; zeros do not change distances."""
     return -(-width // PER_CODE) * PER_CODE
 
 
 def fitted(index: faiss.Index, vectors: np.ndarray) -> np.ndarray:
-    """Vectors with the zeros that an index was made with."""
+    """Return vectors padded with zeros to the index's width."""
     return np.pad(vectors, ((0, 0), (0, index.d - vectors.shape[1]))) if index.d > vectors.shape[1] else vectors
 
 
@@ -89,7 +89,7 @@ def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np
 def search(
     index: faiss.Index, asked: Tensor, count: int, probe: int, alive: np.ndarray | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
+    """Return rows near queries [u, 0], (Q, P + 1) -> (Q, count), -1 if there are fewer, and squared L2 distances."""
     kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
         given = FAISS.SearchParametersHNSW(efSearch=max(probe, count), sel=kept)
@@ -101,9 +101,9 @@ def search(
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:
-    """The room that an index by csd takes, a row per type. Building needs three copies of its sample, and a block."""
+    """Return the memory and disk space of an index by csd, a row per type. Building needs three samples and a block."""
     lines = [
-        "| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
+        "| type | bytes per item | memory, GB | disk, GB | building, GB | lists |",
         "|---|---|---|---|---|---|",
     ]
     width = dim + 1

@@ -1,6 +1,6 @@
 """Exact search over a gallery held as arrays: ordered by the score in float64, ties by rising row.
 
-If the score factors, faiss proposes candidates in float32, until a bound on its error excludes all others; these are
+If the score factors, faiss proposes candidates in float32 until a bound on its error excludes all others; these are
 scored again in float64. elk does not factor: bounds skip buckets and items. Other scores rank every pair.
 """
 
@@ -22,10 +22,10 @@ from prolip.scores import Score, Side, index_vectors
 
 BLOCK = 32_768  # rows that a search reads at once
 SPARE = 32  # candidates of the first attempt, in addition to twice the requested answers
-#: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
+#: Numbers of items scored again at a time, and pairs of a score that does not factor.
 ELEMENTS, PAIRS = 2**24, 2**20
 ROWS, QUERIES = 128, 64  # rows of a bucket of elk (fewer: tighter bounds, more matrix products), and queries at a time
-NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damaged: --verify names them"
+NOT_FINITE = "the gallery has NaN or infinite numbers, so its files are damaged. Find them with --verify"
 
 
 class GaussianArrays(NamedTuple):
@@ -59,7 +59,7 @@ class GaussianArrays(NamedTuple):
 
 
 def make_arrays(score: Score, z: Gaussian, side: Side = "image") -> GaussianArrays:
-    """Arrays of Gaussians in memory, with the vectors of a score that factors."""
+    """Build arrays of Gaussians in memory, with the vectors of a score that factors."""
     mean, log_var = (x.detach().float().contiguous() for x in z)
     factors = score.factors(Gaussian(mean, log_var), side)
     assert factors is not None
@@ -79,13 +79,13 @@ class TopK(NamedTuple):
 
 
 def empty(queries: int, k: int) -> TopK:
-    """No answers yet, (Q, k)."""
+    """Return an empty result, (Q, k)."""
     return TopK(torch.full((queries, k), -1), torch.full((queries, k), -torch.inf, dtype=torch.float64))
 
 
 class Steady(TorchFunctionMode):
-    """Compute the measures so that equal pairs get equal bits at any place of a block. For values without a graph.
-    PyTorch computes logaddexp, sinh and atanh differently at the end of a block; exp, expm1 and log1p do not differ.
+    """Mode in which measures give equal pairs equal bits at any position of a block. For values without a graph.
+    PyTorch computes logaddexp, sinh and atanh differently at the end of a block, but not exp, expm1 and log1p.
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -109,7 +109,7 @@ def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, si
     step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
     for left in torch.arange(len(asked)).split(step):
         count = min(total, 2 * k + SPARE)
-        while len(left) and total:  # queries whose candidates do not suffice get more
+        while len(left) and total:  # queries with too few candidates get more
             near, some = candidates(asked[left].numpy(), gallery, count), queries.select(left)
             best = top(TopK(near.rows, rescored(score, some, near.rows, gallery.gaussian, side)), k)
             enough = torch.ones(len(left), dtype=torch.bool)
@@ -174,7 +174,7 @@ def rescored(
 
 
 def precise(score: Score) -> torch.dtype:
-    """float64, or the float32 of the networks that score."""
+    """Return float64, or the float32 of a score with networks."""
     return torch.float32 if any(True for _ in score.parameters()) else torch.float64
 
 
@@ -185,7 +185,7 @@ def all_scores(score: Score, queries: Gaussian, items: Gaussian, side: Side) -> 
 
 
 def other_side(side: Side) -> Side:
-    """The side that a score compares this one with."""
+    """Return the other side, which a score compares with this one."""
     return "text" if side == "image" else "image"
 
 
@@ -203,12 +203,12 @@ def score_all(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, 
 
 
 def extended(found: TopK, rows: Tensor, scores: Tensor) -> TopK:
-    """Answers with further rows (n,) and their scores (Q, n)."""
+    """Return answers with further rows (n,) and their scores (Q, n)."""
     return TopK(torch.cat([found.rows, rows.expand_as(scores)], 1), torch.cat([found.scores, scores], 1))
 
 
 def top(found: TopK, k: int) -> TopK:
-    """The k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
+    """Return the k best of each query, equal scores by rising row: (Q, m) -> (Q, k)."""
     by_row = found.rows.argsort(dim=1, stable=True)
     order = found.scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True)[:, :k]
     place, pad = by_row.gather(1, order), (0, max(0, k - found.rows.shape[1]))
@@ -252,7 +252,7 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
 
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
-    """The highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
+    """Return the highest scores of any items of buckets, (Q, buckets): nearest point of the box, extreme variances."""
     out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)
@@ -261,12 +261,12 @@ def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
 
 
 def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
-    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); equal rows get equal bits at any place."""
+    """Compute -1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,), equal rows bit for bit at any position."""
     return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
 
 def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
-    """The highest score that each item of a bucket may have, (Q, n). v_q <= exp(l_high) bounds the distance; as f is
+    """Return an upper bound of each item's score in a bucket, (Q, n). v_q <= exp(l_high) bounds the distance; as f is
     convex, f(l_q) >= f(c) + f'(c) (l_q - c), f'(c) = exp(c) / (v_p + exp(c)). Both are linear in [m_q, m_q^2, l_q - c],
     so one matrix product bounds all pairs; a rounding term covers its sum of large terms.
     """
@@ -300,7 +300,7 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
 
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:
-    """Update `best` by the items that may be among it, those of the highest bounds first; return how many."""
+    """Update `best` with the items that can be in it, highest bounds first; return their number."""
     items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)
     bounds, rows = item_bounds(queries.select(asked), items, bucket), torch.from_numpy(bucket.rows)
     first = torch.zeros_like(bounds, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A search index: built from sources, kept in a folder, extended, thinned out and queried."""
+"""A search index: built from sources, stored in a folder, extended, reduced and queried."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
 
-CHUNK = 4096  # rows of a commit: a killed build loses at most these
-#: Candidates that a score outside the index ranks, at least; candidates of `pq` per answer.
+CHUNK = 4096  # rows of a commit: an interrupted build loses at most these
+#: Least number of candidates for a score outside the index; candidates of `pq` per answer.
 SHORTLIST, PER_ANSWER = 200, 10
-SAVE = 600.0  # seconds between two writes of an approximate index that is being built
+SAVE = 600.0  # seconds between two writes of an approximate index during building
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store. score:
-    ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses the items
-    that `score` ranks; side: of the gallery, queries are compared as the other.
+    """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are its store's. score: ranks
+    the answers; coarse: the score that the index serves: `score` if it factors, else csd, which chooses items that
+    `score` ranks; side: of the gallery; queries are compared as the other side.
     """
 
     def __init__(self, folder: str | os.PathLike, verify: bool = False):
-        """Open an index. verify: read all files and compare checksums. ValueError for a damaged one."""
+        """Open an index. verify: read all files and compare checksums. ValueError for a damaged index."""
         self.store = Store(folder)
         if verify:
             self.store.verify()
@@ -76,7 +76,7 @@ class SearchIndex:
         card: ModelCard | None = None,
         further: Mapping[str, Any] | None = None,
     ) -> SearchIndex:
-        """Make an empty index of Gaussians (N, dim). card: of the model; further: JSON values to keep."""
+        """Create an empty index of Gaussians (N, dim). card: of the model; further: JSON values to store."""
         some = Gaussian(torch.zeros(1, dim), torch.zeros(1, dim))
         coarse = score if score.factors(some, side) is not None else find_score("csd")()
         values = {"score": score.to_dict(), "coarse": coarse.to_dict(), "dim": dim, "side": side, "sources": []}
@@ -95,8 +95,8 @@ class SearchIndex:
         verify: bool = False,
         **reading: Any,
     ) -> Rebuild:
-        """Index a source, such as "images:photos", or update an index of it; the result has the `index`. embedder: of a
-        new index, but for saved features. similarity: a score other than the model's. reading: of `add`.
+        """Index a source, such as "images:photos", or update its index; the result has the `index`. embedder: for a new
+        index, except of saved features. similarity: a score other than the model's. reading: arguments of `add`.
         FileExistsError if the folder has an index of another source or type.
         """
         kind = kind or IndexSpec()
@@ -106,7 +106,7 @@ class SearchIndex:
             addresses = [x["address"] for x in index.store.values["sources"]]
             same = index.kind == kind and addresses in ([], [redacted(source)])
             if not same or similarity not in (None, index.score.name):
-                what = f"an index of {', '.join(addresses)}, of the type {index.kind.name}, by {index.score.name}"
+                what = f"an index of {', '.join(addresses)} of the type {index.kind.name} by {index.score.name}"
                 raise FileExistsError(f"{folder} is {what}: use prolip search add, or give another folder")
         else:
             card, dim, further = sources.described(source, embedder)
@@ -115,7 +115,7 @@ class SearchIndex:
         return index.add(source, embedder, **reading)
 
     def __len__(self) -> int:
-        """Items that can be found."""
+        """Return the number of items that can be found."""
         return len(self.store) - len(self.store.deleted)
 
     def add(
@@ -129,13 +129,13 @@ class SearchIndex:
         progress: bool = False,
         **where: Any,
     ) -> Rebuild:
-        """Add a source, or update the index to what it holds now; count what was added, replaced and removed. embedder:
-        the model of the index, loaded by default (where: device and precision). workers: decoding threads.
+        """Add a source, or update the index to its contents; count items added, replaced and removed. embedder:
+        the index's model, loaded by default (where: device and precision). workers: decoding threads.
         skip_damaged: count and skip unreadable images. restore: add deleted items again.
         """
         parsed = sources.parse(source)
         if (side := "text" if parsed.kind == "texts" else "image") != self.side:
-            raise ValueError(f"{source} gives {side}s, and this index has {self.side}s")
+            raise ValueError(f"{source} has {side}s, but this index has {self.side}s")
         with self.writing():
             rebuild = Rebuild(self, source, restore, FaultCounter() if skip_damaged else None)
             if parsed.kind == "features":
@@ -151,12 +151,12 @@ class SearchIndex:
         return rebuild
 
     def append(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
-        """Append parts of a source, from its position on, `rows` at a time. replace: those of their keys."""
+        """Append parts of a source, from its position on, `rows` at a time. replace: items with the same keys."""
         position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
             source, others = self.source(address), [x for x in self.store.values["sources"] if x["address"] != address]
             if position != source["position"]:
-                raise ValueError(f"another process has read {plain(address)} in the meantime: start again")
+                raise ValueError(f"another process has read {plain(address)} since then: start again")
             for part in parts:
                 waiting.append(part)
                 source = source | {"position": part.position, "done": False}
@@ -178,33 +178,33 @@ class SearchIndex:
         self.store.append(z, items, self.coarse, self.side, sources, replace)
 
     def source(self, address: str) -> dict[str, Any]:
-        """The state of a source: its position, how far it was read, and whether it is done."""
+        """Return the state of a source: its position and whether it was read completely."""
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
     def _tell_unfinished(self) -> None:
         for x in (x for x in self.store.values["sources"] if not x["done"]):
-            held = f"holds only the first {x['position']:,} items of {plain(x['address'])}"
-            log.warning("%s %s: rerun its build, if none is running", self.store.folder, held)
+            held = f"has only the first {x['position']:,} items of {plain(x['address'])}"
+            log.warning("%s %s: if no build is running, start it again", self.store.folder, held)
 
     def find_embedder(
         self, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
     ) -> Embedder:
-        """Load the model of the index, or check the one given. ValueError if it is another."""
+        """Load the model of the index, or check the given one. ValueError if it is a different model."""
         if embedder is None:
             words = self.store.values.get("load")
             if words is None:
-                raise ValueError("this index was made of kept features: give the model that made them, --model")
+                raise ValueError("this index contains saved features. Give their model with --model")
             where: Any = {"device": device, "precision": precision}
             embedder = Embedder.load(words["model"], words["pretrained"], tokenizer=words["tokenizer"], **where)
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
-            both = f"{embedder.name} is another model than made this index, {self.card.name}"
+            both = f"{embedder.name} is not the model of this index, {self.card.name}"
             raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")
         self.warn()
         return embedder
 
     def _own_first(self, embedder: Embedder) -> OwnFirst | None:
-        """How often items rank their own first caption first; None without captions."""
+        """Return how often items rank their own first caption first; None without captions."""
         rows = evenly(len(self.store)).tolist()
         items = [(row, item["captions"][0]) for row, item in zip(rows, self.items(rows)) if item.get("captions")]
         if not items:
@@ -219,15 +219,15 @@ class SearchIndex:
             warn_once(str(first))
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:
-        """Add all rows to the approximate index, written every SAVE seconds. rebuild: learn it from all rows."""
+        """Add all rows to the approximate index and write it every SAVE seconds. rebuild: learn it from all rows."""
         with self.writing():
             near, total = self.store.values["near"], len(self.store)
-            if self.kind.name == FLAT or total < LEAST:  # needs none
+            if self.kind.name == FLAT or total < LEAST:  # no approximate index needed
                 return
             least, gallery = self.store.values["bounds"][2], self.store.gallery
             if rebuild or near is None or least > near["constant"]:
                 if near is not None and not rebuild:
-                    log.warning("an item is longer than all others: rebuilding the approximate index")
+                    log.warning("a new item is longer than all others. Rebuilding the approximate index")
                 constant = least + 1e-3 * abs(least) + 1e-6
                 index = ann.make(self.kind, gallery, constant)
             else:
@@ -246,29 +246,29 @@ class SearchIndex:
         try:
             if self.store.near is None:
                 raise RuntimeError("it is missing or cut")
-            name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
+            name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Remove keys from the results for good, and change values of the manifest. ValueError for a missing key."""
+        """Remove keys from the results permanently, and change values of the manifest. ValueError for a missing key."""
         self.store.delete(keys, unwanted=True, **values)
 
     @property
     def _near(self) -> faiss.Index | None:
-        """The approximate index, None before its first rows are written."""
+        """Return the approximate index, None before its first rows are written."""
         there = self.store.values["near"] is not None
         return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF)) if there else None
 
     @property
     def is_flat(self) -> bool:
-        """Whether a search reads all items: by type, or because there are few."""
+        """True if a search reads all items: by type, or because there are few."""
         return self.kind.name == FLAT or len(self) < LEAST
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
-        """The embeddings of rows, (M, D)."""
+        """Return the embeddings of rows, (M, D)."""
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
@@ -278,7 +278,7 @@ class SearchIndex:
             yield self.items(rows.tolist()), self.store.gallery.gaussian(rows), torch.from_numpy(vectors)
 
     def query_vectors(self, queries: Gaussian) -> Tensor:
-        """Vectors of queries that find the nearest of `batches`, (Q, P + 1)."""
+        """Return vectors of queries, whose nearest `batches` vectors by L2 are the answers, (Q, P + 1)."""
         check_embeddings(queries, "queries", self.store.values["dim"])
         vectors = index_vectors(self.coarse, queries, gallery=False, distance=True, side=other_side(self.side))
         assert vectors is not None
@@ -287,7 +287,7 @@ class SearchIndex:
     def query(
         self, queries: Sequence[str | Query], embedder: Embedder | None = None, top: int = 10, **settings: Any
     ) -> list[list[Answer]]:
-        """Answers to texts or `Query(text, image)`, best first, by the index's model. settings: of `search`."""
+        """Return answers to texts or `Query(text, image)`, best first, by the index's model. settings: of `search`."""
         asked = [Query(query) if isinstance(query, str) else query for query in queries]
         return [answers or [] for answers in ask(self, asked, self.find_embedder(embedder), top, **settings)[0]]
 
@@ -300,7 +300,7 @@ class SearchIndex:
         """
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (probe is not None and probe < 1) or (rerank is not None and rerank < 1):
-            raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give 1 or more of each")
+            raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give at least 1 of each")
         self.store.once("told", self._tell_unfinished)
         gallery, role, served = self.store.gallery, other_side(self.side), self.served
         if exactly or not len(self.store) or (self.is_flat and (served or rerank is None)):
@@ -327,7 +327,7 @@ class SearchIndex:
         return scores.masked_fill_(rows < 0, -torch.inf)
 
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
-        """Candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, squared distances d; or exactly."""
+        """Find candidates (Q, count) by the score u.v + b = (|u|^2 + c - d) / 2, d: squared distance; or exactly."""
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         held, total = 0 if self._near is None else self._near.ntotal, len(self.store)
@@ -344,14 +344,14 @@ class SearchIndex:
 
     def search_inclusion(self, queries: Gaussian, k: int = 10, more_general: bool = True, rerank: int = 1000) -> TopK:
         """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer. ValueError for points.
-        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`, as the test grows with the
-        distance of the means, too.
+        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`, as the test also grows
+        with the distance of the means.
         """
         near, parts = self.search(queries, rerank), []
         for i, rows in enumerate(row[row >= 0] for row in near.rows):
             query, items = queries.select(slice(i, i + 1)).to(torch.float64), self.gaussians(rows.tolist())
             if bool(items.log_var.isneginf().any() or query.log_var.isneginf().any()):
-                raise ValueError("points include nothing: --more-general and --more-specific need variances")
+                raise ValueError("--more-general and --more-specific need variances, but these are points")
             pair = (query, items.to(torch.float64)) if more_general else (items.to(torch.float64), query)
             included = pairwise_inclusion_test(*pair).flatten() > 0
             scores = pairwise_log_inclusion(*pair).flatten()

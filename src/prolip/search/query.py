@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COMPARED = 20  # answers from which the confidence of the first is computed
-#: Texts and images that are embedded at a time; queries that are multiplied with a block of the gallery at once.
+COMPARED = 20  # answers used for the confidence of the first
+#: Texts and images embedded at a time; queries multiplied with a block of the gallery at once.
 TEXTS, PICTURES, BLOCK = 512, 64, 512
-NUMBERS = 2**26  # numbers of a gallery (N D) up to which a query is compared with all of it
-SAMPLE = 256  # items that show what kind of images an index holds
+NUMBERS = 2**26  # largest gallery (N D numbers) of which a query is compared with every item
+SAMPLE = 256  # items that represent the images of an index
 
 
 class Query(NamedTuple):
@@ -59,29 +59,29 @@ Known = tuple[list[Query], list[list[str]]]  # queries, and the keys that answer
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model says of one input, None if it does not know."""
+    """The meaning of one input according to a model; None for unknown values."""
 
     bits: float | None = None  # information about which input of the other side is meant
     share: float | None = None  # of the other side that it matches
-    share_range: tuple[float, float] | None = None  # contains the share of nine of ten texts
+    share_range: tuple[float, float] | None = None  # contains the share of nine texts in ten
     ambiguity: float | None = None  # of an image, in nats
 
     @property
     def fits(self) -> str | None:
-        """The share in words, as a range if there is one."""
+        """The share in words, or a range of shares."""
         if self.share_range is not None:
             return range_in_words(*self.share_range)
         return None if self.share is None else in_words(self.share)
 
     @property
     def words(self) -> list[str]:
-        said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
+        said = [] if self.bits is None else [f"{self.bits:.1f} bits, matches {self.fits}"]
         return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Meaning):
-    """An item that was found. probability: that it matches, None if the score gives none for such a pair."""
+    """An item that was found. probability: of a match; None if the score gives none for such a pair."""
 
     item: Item
     similarity: float
@@ -92,19 +92,24 @@ class Answer(Meaning):
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
         return item | {name: value for name, value in vars(self).items() if name != "item"}
 
-    def __str__(self) -> str:
+    @property
+    def parts(self) -> list[str]:
+        """Key, similarity, match probability, meaning and the start of the first caption, each as a text."""
         parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
         if self.probability is not None:
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
             parts.append(f"match {shown}")
-        parts += [f"trace {self.trace:.4g}", *self.words]
-        return "  ".join([*parts, *(repr(text) for text in self.item.get("captions", [])[:1])])
+        captions = [text if len(text) <= 70 else f"{text[:67]}..." for text in self.item.get("captions", [])[:1]]
+        return [*parts, *self.words, *map(repr, captions)]
+
+    def __str__(self) -> str:
+        return "  ".join(self.parts)
 
 
 def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
     """Embed queries (Q, D), with novelty; a text with an image is their mixture, as a class of prompts (ProLIP 4.2)."""
     if not queries or any(query[:2] == (None, None) for query in queries):
-        raise ValueError("no query, or one without text and image: give texts or images")
+        raise ValueError("no query, or a query without text and image. Give texts or images")
     texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
     parts = []
     if texts:
@@ -133,7 +138,7 @@ def answers_of(
     reader: FittedReader | None,
     scored: bool = True,
 ) -> list[list[Answer]]:
-    """Describe what was found. pairs: queries of the other side than the gallery, which have probabilities."""
+    """Describe found items. pairs: queries of the other side than the gallery; only they have probabilities."""
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
     if not len(rows):
@@ -154,7 +159,7 @@ def answers_of(
 
 
 def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader | None) -> list[Meaning]:
-    """The meaning of each input of one side (N, D)."""
+    """Return the meaning of each input of one side (N, D)."""
     columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
     if units is not None:
         of = f"{other_side(side)}s"
@@ -167,7 +172,7 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader 
 
 
 def doubts_of(index: SearchIndex, reader: FittedReader | None, image: Tensor, own: bool = False) -> Tensor | None:
-    """How far not to trust the model on images (N, D) -> (N,), None if not fitted. own: they are items of the index."""
+    """Return the uncertainty about the model on images (N, D) -> (N,), None if not fitted. own: items of the index."""
     if reader is None:
         return None
     rows = np.unique(np.linspace(0, len(index.store) - 1, SAMPLE).astype(int))
@@ -177,7 +182,7 @@ def doubts_of(index: SearchIndex, reader: FittedReader | None, image: Tensor, ow
 
 
 def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
-    """The units of the model's traces, and the score that reads uncertainty off them."""
+    """Return the units of the model's traces, and the score that reads uncertainty off them."""
     own = index.score if index.card is None else index.card.scored_by()
     return own.units, own
 
@@ -185,8 +190,8 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: FittedReader | None = None
 ) -> dict[str, np.ndarray]:
-    """Confidences of the first answer to each query by name, (Q,), larger is more certain; -inf without an answer.
-    Some need units, novelty or a small gallery (docs/guides/search.md). found: equally many answers for each query;
+    """Return confidences in the first answer to each query by name, (Q,); larger is more certain, -inf without one.
+    Some need units, novelty or a small gallery (docs/reference/search_index.md). found: equally many answers for each;
     pairs, reader: as in `answers_of`.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
@@ -234,8 +239,8 @@ def ask(
     delta: float = 0.1,
     **settings: Any,
 ) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
-    """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
-    more_general: True or False ranks by inclusion. known: queries with their right keys, to calibrate the refusal;
+    """Return the `top` answers to each query (None if refused), each query's meaning, and the refusal threshold.
+    more_general: True or False ranks by inclusion. known: queries with their correct keys, to calibrate the refusal;
     risk, delta: of `calibrate`. settings: of `search`.
     """
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
@@ -258,15 +263,15 @@ def ask(
 
 
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
-    """Whether each query is of the other side than the gallery."""
+    """Return for each query whether it is of the other side than the gallery."""
     return [(query.image if index.side == "image" else query.text) is None for query in queries]
 
 
 def calibrate(
     index: SearchIndex, known: Known, embedder: Embedder, risk: float, delta: float, search: Callable[[Gaussian], TopK]
 ) -> Threshold:
-    """Calibrate a threshold on queries with their right keys. search: as later queries are searched, with COMPARED
-    answers or more. Warns of keys that are not in the index; ValueError if none is.
+    """Calibrate a threshold on queries with known keys. search: as for later queries, with COMPARED answers or more.
+    Warns of keys that the index lacks; ValueError if it lacks all.
     """
     queries, right = known
     keys = list(dict.fromkeys(key for some in right for key in some))
@@ -274,9 +279,9 @@ def calibrate(
     missing = [key for key, row in rows.items() if row < 0]
     what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
-        raise ValueError(f"{what}: give them as query --json prints them")
+        raise ValueError(f"{what}. Give keys as query --json prints them")
     if missing:
-        log.warning("%s: no answer can be these", console.plain(what))
+        log.warning("%s, so no answer can have them", console.plain(what))
     asked = embed(queries, embedder)
     found = search(asked.z)
     firsts = found.rows[:, 0].tolist()
@@ -298,8 +303,8 @@ def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
             if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
                 raise ValueError("no text or image, or keys that are not texts")
         except (ValueError, KeyError) as error:
-            wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
-            raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {wanted}") from error
+            expected = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
+            raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {expected}") from error
         queries.append(query)
         right.append([printable(key) for key in keys])
     return queries, right

@@ -1,7 +1,7 @@
-"""Refusal by risk: a threshold that refuses so many queries that at most a stated share of the given answers is wrong.
+"""Refusal by risk: a threshold that refuses enough queries to bound the share of wrong answers.
 
 Guarantee: with probability 1 - delta over the calibration queries, P(wrong | answered) <= risk for a new query, or
-nothing is answered, if these and the new queries are independent draws of one distribution.
+every query is refused, if these and the new queries are independent draws from one distribution.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from scipy.stats import binom
 from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
-CHOOSING, TRIED = 0.25, 100  # the share of the queries that chooses, and the most thresholds that are tested
+CHOOSING, TRIED = 0.25, 100  # share of the queries used to choose; most thresholds tested
 
 
 class Threshold(NamedTuple):
-    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all."""
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold is guaranteed, refuse all."""
 
     by: str
     least: float
-    risk: float  # of the guarantee
+    risk: float  # guaranteed
     delta: float
-    answered: int  # of the test queries
+    answered: int  # test queries
     wrong: int
     tested: int
 
@@ -34,45 +34,45 @@ class Threshold(NamedTuple):
         return self.least < np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
-        """Which queries are answered, (N,) bool. ValueError if they lack the confidence `by`."""
+        """Return which queries to answer, (N,) bool. ValueError if they lack the confidence `by`."""
         if self.by not in confidences:
-            what = f"the threshold is of {self.by}, and these queries have only {', '.join(confidences)}"
-            raise ValueError(f"{what}: calibrate on queries of the same kind, texts or images")
+            what = f"the threshold is for {self.by}, but these queries have only {', '.join(confidences)}"
+            raise ValueError(f"{what}. Calibrate on queries of the same kind, texts or images")
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
     def __str__(self) -> str:
         sure, remedy = (
             f"with {1 - self.delta:.0%} confidence",
-            "Give more questions, a larger --risk, or a better model",
+            "Give more queries, a larger --risk, or a better model",
         )
         if not self.holds:
-            kept = f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions"
-            return f"{kept}: all are refused. {remedy}"
-        said = f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
-        return f"{said} ({self.wrong} of {self.answered} were, of {self.tested} questions)"
+            kept = f"no threshold limits the wrong answers to {self.risk:.0%} {sure} on {self.tested} queries"
+            return f"{kept}, so all are refused. {remedy}"
+        said = f"answers with a {self.by} of at least {self.least:.4g}: at most {self.risk:.0%} wrong {sure}"
+        return f"{said} ({self.wrong} of {self.answered} were, among {self.tested} queries)"
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:
-    """P(Bin(answered, risk) <= wrong): at most u with probability u if a share of `risk` or more is wrong."""
+    """Return P(Bin(answered, risk) <= wrong): at most u with probability u if at least a share `risk` is wrong."""
     return np.asarray(binom.cdf(wrong, answered, risk))
 
 
 def most_wrong(answers: int, risk: float, delta: float) -> int:
-    """The most wrong ones of so many new answers, with probability 1 - delta, if their risk holds."""
+    """Return the most wrong answers among new ones, with probability 1 - delta, if their risk holds."""
     return int(binom.ppf(1 - delta, answers, risk))
 
 
 def find_threshold(
     confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
 ) -> Threshold:
-    """Find the threshold that answers most among those that keep the risk, with the guarantee above. confidences: name
-    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for too few queries, NaN, and a risk outside (0, 1).
+    """Find the threshold with the most answers that keeps the risk, with the guarantee above. confidences: name
+    -> (N,), larger is more certain; wrong: (N,) 0 or 1. ValueError for too few queries, NaN, and risks outside (0, 1).
 
     Split fixed-sequence testing of Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052): a random part of the
-    queries chooses the confidence, the thresholds and their order, the safest first. The others test, in this order,
-    that more than `risk` of the answers above a threshold are wrong, by the exact binomial p-value, up to the first
-    p-value above `delta`.
+    queries chooses the confidence, the thresholds and their order, the safest first. The rest test, in this order, that
+    more than `risk` of the answers above a threshold are wrong, by the exact binomial p-value, until the first p-value
+    above `delta`.
     """
     scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
     error = as_array(wrong, np.float64)
@@ -80,9 +80,9 @@ def find_threshold(
         if not 0 < value < 1:
             raise ValueError(f"{name} {value}: give a share between 0 and 1, such as 0.1")
     if not scores or len(error) < 2 or any(x.shape != error.shape for x in scores.values()):
-        raise ValueError(f"{len(error)} questions with {len(scores)} confidences: give two or more, with one of each")
+        raise ValueError(f"{len(error)} queries with {len(scores)} confidences: give two or more, one confidence each")
     if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
-        raise ValueError("an answer is neither right nor wrong, or a confidence is NaN: leave out such questions")
+        raise ValueError("an answer is not 0 or 1, or a confidence is NaN. Remove these queries")
     order = np.random.default_rng(seed).permutation(len(error))
     first, second = np.split(order, [max(1, round(CHOOSING * len(error)))])
     areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}

@@ -1,7 +1,7 @@
-"""Sources of an index: images, saved features or a file of texts (docs/guides/search.md), each read in a fixed order.
+"""Sources of an index: images, saved features or a text file, read in a fixed order (docs/reference/search_index.md).
 
-Each pass reads a source from its beginning and compares it with the index: it embeds what is new or changed, and
-removes what is gone. So a killed pass resumes by finding what is there.
+Each pass reads a source from its beginning and compares it with the index: it embeds new or changed items and removes
+missing ones. So after an interruption, a pass resumes by finding the items that the index has.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
 
 KINDS = (*ROWS, "shards", "features", "texts")
 FORMS = ", ".join(WORDS[kind] for kind in KINDS)
-AHEAD = 2  # batches that are decoded ahead of the one that is embedded
+AHEAD = 2  # batches decoded ahead of the current one
 
 
 class Read(NamedTuple):
-    """An item of a source, with a fingerprint "print": of a file size, time and a hash; of other items a hash."""
+    """An item of a source with a fingerprint "print": size, time and a hash for a file, a hash for other items."""
 
     item: Item
-    mark: str | None  # how its fingerprint begins, None: unknown until it is read
-    data: Any  # to be embedded
-    position: int = 0  # in the source, from 1
-    row: int = -1  # in the index, -1 for none
-    former: Item | None = None  # the item there
+    mark: str | None  # beginning of its fingerprint; None: unknown until it is read
+    data: Any  # to embed
+    position: int = 0  # position in the source, from 1
+    row: int = -1  # row in the index, -1 for none
+    former: Item | None = None  # the item at that row
 
     @property
-    def moved(self) -> bool:  # whether anything but the fingerprint has changed
+    def moved(self) -> bool:  # whether anything except the fingerprint changed
         return self.former is not None and {**self.former, "print": ""} != {**self.item, "print": ""}
 
 
 class Rebuild:
-    """One pass over a source by the writer of an index. data: the address as given; the manifest keeps it without
-    secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. withheld: items that stay
+    """One pass over a source by the writer of an index. data: the address as given; the manifest stores it without
+    secrets. restore: add deleted items again. faults: counter of unreadable items; None: raise. withheld: items kept
     deleted.
     """
 
@@ -71,12 +71,12 @@ class Rebuild:
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
         self.known = address in {x["address"] for x in index.store.values["sources"]}
-        #: States of local shards that were read whole: earlier, in this pass; shards whose unseen items stay.
+        #: States of local shards read completely: earlier, and in this pass; shards whose unseen items stay.
         self.before, self.shards, self.kept = index.store.shards(address), dict[str, str](), set[str]()
         self.seen = np.zeros(len(index.store), dtype=bool)
 
     def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
-        """Yield the items that are new or changed, without deleted ones. ValueError for the key of another source."""
+        """Yield new and changed items, without deleted ones. ValueError for the key of another source."""
         for group in groups(enumerate(reads, 1), size):
             keys = [read.item["key"] for _, read in group]
             unwanted = self.index.store.are_unwanted(keys) & (not self.restore)
@@ -87,7 +87,7 @@ class Rebuild:
                 if former is not None:
                     if former.get("source") != self.source or row >= len(self.seen) or self.seen[row]:
                         what = f"the key {item['key']} of {self.address} is in the index already"
-                        raise ValueError(f"{what}, of another source or of the same: rename it, or leave it out")
+                        raise ValueError(f"{what}. Rename or remove one of the two items")
                     self.seen[row] = True
                     if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
                         continue
@@ -97,7 +97,7 @@ class Rebuild:
                 yield read
 
     def part(self, reads: list[Read], z: Gaussian) -> Part:
-        """Count items, which take the place of those with their keys."""
+        """Count items as added or replaced."""
         replaced = sum(read.former is not None for read in reads)
         self.replaced, self.added = self.replaced + replaced, self.added + len(reads) - replaced
         return Part([read.item for read in reads], z, reads[-1].position)
@@ -108,15 +108,15 @@ class Rebuild:
             yield self.part(some, embed(some))
 
     def run(self, parts: Iterator[Part], rows: int) -> None:
-        """Bring the index to what the source holds, `rows` at a time; then remove what was not seen."""
+        """Update the index to the contents of the source, `rows` at a time; then remove unseen items."""
 
         def whole() -> Iterator[Part]:
             yield from parts
-            if not self.known:  # a new source has no rows: do not read those of others
+            if not self.known:  # a new source has no rows: skip the others' rows
                 return
             store = self.index.store
             unseen = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
-            items = (item for row in unseen for item in store.items([int(row)]))  # one in memory
+            items = (item for row in unseen for item in store.items([int(row)]))  # one in memory at a time
             gone = [x["key"] for x in items if x.get("source") == self.source and x.get("shard") not in self.kept]
             if gone:
                 store.delete(gone)
@@ -128,43 +128,43 @@ class Rebuild:
             self.index.store.note_shards(self.address, changed)
 
     def __str__(self) -> str:
-        withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
+        withheld = f"; {self.withheld:,} stay deleted (--restore adds them again)" if self.withheld else ""
         counts = f"{self.added:,} added, {self.replaced:,} replaced, {self.removed:,} removed{withheld}"
         if self.faults is None or not self.faults.kinds:
             return counts
         lost = ", ".join(f"{count} {kind}" for kind, count in self.faults.kinds.items())
-        return f"{counts}\nleft out: {lost}, such as {next(iter(self.faults.examples), '')}"
+        return f"{counts}\nskipped: {lost}, such as {next(iter(self.faults.examples), '')}"
 
 
 def stamp(path: str) -> str:
-    """The size and the time of change of a file, "" for none."""
+    """Return the size and modification time of a file, "" if it is missing."""
     found = os.stat(path) if os.path.isfile(path) else None
     return "" if found is None else f"{found.st_size} {found.st_mtime_ns} "
 
 
 def digest(data: bytes) -> str:
-    """128 bits of the contents of an item."""
+    """Return 128 bits of the contents of an item."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def parse(address: str) -> NamedSource:
-    """A source by its kind and address. ValueError for others, FileNotFoundError."""
+    """Return a source by its kind and address. ValueError for other kinds, FileNotFoundError."""
     return parse_source(address, "--data", KINDS)
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
-    """The model card, the dimensions, and how to load the model ({} of saved features) of a new index."""
+    """Return the model card, the dimensions, and how to load the model ({} for saved features) of a new index."""
     if parse(source).kind == "features":
         features = kept(source)
         return features.model, features.image.mean.shape[1], {}
     if embedder is None:
-        raise ValueError("--model is required: it embeds the images and the queries")
+        raise ValueError("--model is required to embed the images and the queries")
     words = {"load": dict(embedder.loaded_from)} if embedder.loaded_from else {}
     return embedder.card, embedder.embed_texts([""]).mean.shape[1], words
 
 
 def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None) -> Iterator[Part]:
-    """Embed what is new or changed; threads read and decode. An image with its former bytes keeps its embedding."""
+    """Embed new and changed items; threads read and decode. An image with unchanged bytes keeps its embedding."""
     source, faults = parse(rebuild.data), rebuild.faults
     if source.kind == "texts":
         texts = (Read({"key": text}, "", None) for text in lines_of(source.address))
@@ -174,7 +174,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
     reads = images_of(source.address, rebuild) if of_shards else images_in(source, None if faults is None else 1.0)
 
     def decode(read: Read) -> Read:
-        """With its pixels as data, or a fault, or None if the bytes are the former ones."""
+        """Return the item with pixels as data, or with a fault; None if its bytes are unchanged."""
         try:
             if isinstance(read.data, SampleFault):
                 raise read.data
@@ -182,7 +182,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
             mark, former = digest(data), (read.former or {}).get("print", "")
             read.item["print"] = (read.mark or "") + mark
             return read._replace(data=None if former.endswith(mark) else embedder.preprocess(decode_image(data)))
-        except Exception as error:  # such as an image one pixel wide, which cannot be resized
+        except Exception as error:  # for example, an image one pixel wide cannot be resized
             known, what = isinstance(error, SampleFault), f"{type(error).__name__}: {error}"
             return read._replace(data=error if known else SampleFault("failed transform", what))
 
@@ -202,7 +202,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
 
 
 def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
-    """The images of a folder, a table or a published set, with their captions or classes."""
+    """Yield the images of a folder, a table or a published set, with their captions or classes."""
     rows, base = read_rows(source, max_bad=max_bad), base_of(source)
     for number, row in enumerate(rows.rows):
         item: Item = {"key": key_of(row, base), **words_of(stated_by_row(row))}
@@ -211,13 +211,13 @@ def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
 
 
 def words_of(known: Stated) -> Item:
-    """The captions of an item, or else its class."""
+    """Return the captions of an item, or its class."""
     texts = list(known[0]) or ([known[1]] if known[1] else [])
     return {"captions": texts} if texts else {}
 
 
 def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
-    """The samples of shards with their captions, but not of unchanged local shards."""
+    """Yield the samples of shards with their captions, except those of unchanged local shards."""
     faults = rebuild.faults
     for url, *_ in expand_shards(shards):
         shard = redacted(url)
@@ -244,32 +244,32 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
 
 
 def lines_of(path: str) -> list[str]:
-    """The distinct texts of a UTF-8 file in order, without blank lines."""
+    """Return the distinct texts of a UTF-8 file in order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
     try:
         return [line for line in dict.fromkeys(text_lines(Path(path).read_text(encoding="utf-8-sig"))) if line]
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 ({error}): convert it, such as by iconv") from error
+        raise ValueError(f"{path} is not UTF-8 ({error}). Convert it, for example with iconv") from error
 
 
 def kept(address: str) -> Features:
-    """The saved features of an address. ValueError if it names none of several data sets."""
+    """Return the saved features at an address. ValueError if it does not name one of several data sets."""
     folder, _, name = parse(address).address.partition(",")
     store = FeatureStore(folder)
     names = [task["dataset"]["name"] for task in store.tasks()]
     wanted = name or names[0]
     if wanted not in names or (not name and len(set(names)) > 1):
-        raise ValueError(f"{folder} keeps {', '.join(names)}: name one of them, features:{folder},{names[0]}")
+        raise ValueError(f"{folder} contains {', '.join(names)}. Name one, such as features:{folder},{names[0]}")
     return next(features for features in load_features(store) if features.dataset.name == wanted)
 
 
 def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator[Part]:
-    """Saved images that are new or changed. ValueError for another model's."""
+    """Yield saved images that are new or changed. ValueError for features of another model."""
     card = rebuild.index.card
     if card is not None and features.model.fingerprint != card.fingerprint:
-        both = f"{rebuild.address} was embedded by {features.model.name}, and this index by {card.name}"
-        raise ValueError(f"{both}: it is another model")
+        both = f"{rebuild.address} was embedded by {features.model.name}, but this index by {card.name}"
+        raise ValueError(f"{both}. Use features of the same model")
     captions: list[list[str]] = [[] for _ in features.keys]
     if features.owners is not None:
         for owner, caption in zip(features.owners.tolist(), features.captions):

@@ -1,7 +1,7 @@
-"""A gallery on disk that only grows, and is whole whenever its writer is killed; docs/guides/search.md lists its files.
+"""A gallery on disk that only grows, and is consistent if its writer is killed. Files: docs/reference/search_index.md.
 
-A writer appends after the bytes that count, syncs, and replaces the manifest; the next one cuts off what a killed one
-left. Runs and approximate indexes never change: others replace them, and a reader holds those that its manifest names.
+A writer appends after the valid bytes, syncs, and replaces the manifest; the next one cuts off the rest of a killed
+one. Runs and approximate indexes never change but are replaced, and a reader keeps those that its manifest names.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ FORMAT, NAME, LOCK = "prolip-search-2", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
 GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
-UNWANTED = 3  # the fate of a row that stays deleted when its source is read again
+UNWANTED = 3  # fate of a row that stays deleted when its source is read again
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: The remedy for damaged files, and for a damaged approximate index.
 REMEDY = "restore a copy of the index, or build it again in another folder"
-AGAIN = "prolip search finish {} --rebuild makes it again"
-READ = 2**24  # bytes that are summed at once
-#: An entry of a run. Several keys may share a hash, so a search compares the keys.
+AGAIN = "rebuild it with: prolip search finish {} --rebuild"
+READ = 2**24  # bytes to sum at once
+#: An entry of a run. Keys may share a hash, so a search compares the keys.
 ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
 MERGED = 2**16  # entries of each run in memory during a merge
 Item = dict[str, Any]
 Sources = Sequence[Mapping[str, Any]]
-Files = dict[str, list[int]]  # file -> [bytes that count, their checksum]
+Files = dict[str, list[int]]  # file -> [valid bytes, their checksum]
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
     items: list[Item]
     z: Gaussian
-    position: int  # how much of the source was read, in its own count
+    position: int  # position in the source, in its own count
 
 
 class Store:
@@ -62,28 +62,28 @@ class Store:
 
     @classmethod
     def create(cls, folder: str | os.PathLike, values: Mapping[str, Any]) -> Store:
-        """Make an empty store; values: JSON values of the caller. FileExistsError if there is one."""
+        """Create an empty store; values: JSON values of the caller. FileExistsError if there is one."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             if (folder / NAME).exists():
-                raise FileExistsError(f"{folder} holds an index already: extend it, or give another folder")
+                raise FileExistsError(f"{folder} already has an index. Extend it, or give another folder")
             if others := [name for name in GROWING if (folder / name).exists()]:
-                raise FileExistsError(f"{folder / others[0]} is of no index: give another folder")
+                raise FileExistsError(f"{folder / others[0]} does not belong to an index. Give another folder")
             _write_manifest(folder, {"format": FORMAT, **values, "rows": 0, "bounds": None, "made": 0, "files": {}})
         return cls(folder)
 
     def __len__(self) -> int:
-        """Rows, including deleted ones."""
+        """Return the number of rows, including deleted ones."""
         return self.values["rows"]
 
     def _open(self, own: bool = False) -> None:
-        """Map the files of the manifest, again if it was replaced meanwhile. own: this process wrote it."""
+        """Map the files of the manifest, again if it was replaced. own: this process wrote it."""
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
                 build = f"prolip search build {self.folder} --data ..."
-                raise FileNotFoundError(f"no index in {self.folder}: build one with {build}")
+                raise FileNotFoundError(f"no index in {self.folder}. Build one with {build}")
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
             files, self._files = self.values["files"], dict[str, IO[bytes]]()
@@ -110,7 +110,7 @@ class Store:
             self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
 
     def verify(self) -> None:
-        """Read all bytes. ValueError naming a file whose checksum differs from the manifest."""
+        """Read all bytes. ValueError names a file whose checksum differs from the manifest."""
         for name, (size, checksum) in self.values["files"].items():
             if name not in self._files or _checksum(self._files[name], size) != checksum:
                 remedy = AGAIN.format(self.folder) if name.startswith(NEAR) else REMEDY
@@ -130,7 +130,7 @@ class Store:
                 self._lock = None
 
     def write(self, **values: Any) -> None:
-        """Commit some values at once, and delete numbered files that no longer count."""
+        """Commit several values together, and delete outdated numbered files."""
         with self.writing():
             _write_manifest(self.folder, self.values | values)
             self._open(own=True)
@@ -141,19 +141,19 @@ class Store:
     def append(
         self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sources, replace: bool = False
     ) -> None:
-        """Add rows, and how far sources were read. replace: in place of those with their keys, else ValueError."""
+        """Add rows and the positions in their sources. replace: rows with the same keys, else ValueError."""
         with self.writing():
             keys, start = [item["key"] for item in items], len(self)
             former, last = self.find(keys), {key: place for place, key in enumerate(keys)}
             taken = (former >= 0) & (not replace)
             if twice := [key for place, key in enumerate(keys) if last[key] != place or taken[place]]:
-                what = f"{len(twice)} keys are in {self.folder} already or occur twice"
-                raise ValueError(f"{what} ({', '.join(map(plain, twice[:3]))}): delete them first")
+                what = f"{len(twice)} keys are already in {self.folder} or occur twice"
+                raise ValueError(f"{what} ({', '.join(map(plain, twice[:3]))}). Delete them first")
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
             self._grow(files, VECTOR, new.vector)
             differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
             for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
-                if name not in files and is_needed:  # begins with the implied values of the rows before
+                if name not in files and is_needed:  # begins with the implied values of earlier rows
                     for rows in self.gallery.blocks(deleted=True):
                         self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
                 if name in files or is_needed:
@@ -162,7 +162,7 @@ class Store:
             self._grow(files, ITEMS, b"".join(lines))
             self._grow(files, DELETED, former[former >= 0])
             run, runs = run_of(keys, start), self._runs()
-            count = absorbed([len(x) for x in runs.values()], len(run))  # last ones, which the new run replaces
+            count = absorbed([len(x) for x in runs.values()], len(run))  # last runs, which the new run replaces
             merging = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
             with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
                 file.writelines(part.tobytes() for part in merged([*merging, run]))
@@ -172,13 +172,13 @@ class Store:
             self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
 
     def _grow(self, files: Files, name: str, data: np.ndarray | bytes) -> None:
-        """Write after the bytes of a file that count, sync, and note in `files` what counts then."""
+        """Write after the valid bytes of a file, sync, and note the new size in `files`."""
         size, checksum = files.get(name, (0, 0))
         data = data if isinstance(data, bytes) else data.tobytes()
         if not data:
             return
         with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            file.seek(file.truncate(size))  # cuts off what a killed writer left
+            file.seek(file.truncate(size))  # cuts off the rest of a killed writer
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -186,7 +186,7 @@ class Store:
 
     @contextmanager
     def _replacing(self, files: Files, name: str) -> Iterator[Path]:
-        """Yield the path of a new file that never changes once written, and note it in `files`."""
+        """Yield the path of a new file that never changes after writing, and note it in `files`."""
         with replacing(self.folder / name) as temporary:
             yield temporary
             with temporary.open("rb") as file:
@@ -201,20 +201,20 @@ class Store:
             try:
                 with self._replacing(files, name) as path:
                     write(str(path))
-            except RuntimeError as error:  # of faiss, which names the temporary file and its own line
+            except RuntimeError as error:  # faiss names the temporary file and its own line
                 why = str(error).rpartition(": ")[2]
-                raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
+                raise OSError(f"{self.folder / name} cannot be written ({why}). Free some space") from error
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
     def note_shards(self, address: str, stamps: Mapping[str, str | None]) -> None:
-        """Keep the state of local shards of a source that were read whole; None: read them again."""
+        """Store the states of local shards of a source that were read completely; None: read them again."""
         with self.writing():
             files = dict(self.values["files"])
             self._grow(files, SHARDS, b"".join(_line([address, *pair]) for pair in stamps.items()))
             self.write(files=files)
 
     def delete(self, keys: Sequence[str], unwanted: bool = False, **values: Any) -> None:
-        """Delete keys, `unwanted`: for good, and change values. ValueError for missing keys."""
+        """Delete keys, `unwanted`: permanently, and change values. ValueError for missing keys."""
         with self.writing():
             files, rows = dict(self.values["files"]), self.find(keys)
             if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
@@ -225,14 +225,14 @@ class Store:
             self.write(files=files, **values)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Make a value of this state once, until the next commit."""
+        """Compute a value of this state once, until the next commit."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
     @cached_property
     def gallery(self) -> GaussianArrays:
-        """All rows, mapped from the files."""
+        """Return all rows, mapped from the files."""
         names, dim = self._maps.keys() & {VECTOR, MEAN, LOG_VAR}, self.values["dim"]
         columns = {name: self._maps[name].view("<f4").reshape(len(self), -1) for name in names}
         vector = columns.get(VECTOR, np.zeros((0, dim), dtype=np.float32))
@@ -241,7 +241,7 @@ class Store:
         return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
     def items(self, rows: Iterable[int]) -> list[Item]:
-        """Key, path, captions and more of these rows."""
+        """Return key, path, captions and other fields of these rows."""
         out: list[Item] = []
         for row in rows:
             try:
@@ -254,7 +254,7 @@ class Store:
         return out
 
     def find(self, keys: Sequence[str], deleted: bool = False) -> np.ndarray:
-        """The rows of keys, (K,) int64, -1 for missing and deleted ones. deleted: the last row even if deleted."""
+        """Return the rows of keys, (K,) int64, -1 for missing and deleted ones. deleted: the last row if deleted."""
         found = np.full(len(keys), -1)
         places, rows = candidates(self._runs().values(), hashes_of(keys))
         kept = deleted | (self.fates.take(rows, mode="clip") == 0)
@@ -264,7 +264,7 @@ class Store:
         return found
 
     def are_unwanted(self, keys: Sequence[str]) -> np.ndarray:
-        """Which of these keys (K,) were deleted for good, and have not come back."""
+        """Return which of these keys (K,) were deleted permanently and have not been added again."""
         fates = self.fates
         if not self._any_unwanted:
             return np.zeros(len(keys), dtype=bool)
@@ -272,7 +272,7 @@ class Store:
         return (last >= 0) & (fates[last] == UNWANTED)
 
     def shards(self, address: str) -> dict[str, str | None]:
-        """Local shards of a source -> their state when they were read whole; None: to be read again."""
+        """Return local shards of a source -> their state when they were read completely; None: read them again."""
         text = self._maps[SHARDS].tobytes() if SHARDS in self._maps else b""
         try:
             return {shard: stamp for source, shard, stamp in map(json.loads, text.splitlines()) if source == address}
@@ -284,13 +284,13 @@ class Store:
 
     @property
     def fates(self) -> np.ndarray:
-        """The fate of each row, (N,) uint8: 0 alive, 1 deleted, UNWANTED if it stays so when its source is read."""
+        """Return the fate of each row, (N,) uint8: 0 alive, 1 deleted, UNWANTED if it stays deleted after a reread."""
         every = self._maps[DELETED].view("<i8") if DELETED in self._maps else np.zeros(0, dtype=np.int64)
         log = every[self._noted :]
         rows = np.maximum(log, ~log)
         if (rows >= len(self)).any():
             raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
-        if len(self._fates) < len(self):  # at least doubled: a row is copied about once
+        if len(self._fates) < len(self):  # the capacity doubles, so a row is copied about once
             self._fates = np.concatenate([self._fates, np.zeros(len(self), dtype=np.uint8)])
         self._fates[rows] |= 1
         self._fates[rows[log < 0]] |= UNWANTED
@@ -303,7 +303,7 @@ class Store:
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
-    """Whether a folder holds a search index of any version; other programs have an index.json, too."""
+    """Return whether a folder holds a search index of any version; other programs have an index.json, too."""
     path = Path(folder) / NAME
     if not path.is_file():
         return False
@@ -317,30 +317,30 @@ def locked(folder: Path) -> Iterator[IO[str]]:
     held = lock(folder / LOCK)
     if held is None:
         holder = holder_of(folder / LOCK)
-        raise BlockingIOError(f"{folder} is being written by {holder}: wait until it ends, or end it, and rerun this")
+        raise BlockingIOError(f"{folder} is being written by {holder}. Wait until it ends, or end it, then rerun this")
     with held:
         yield held
 
 
 def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
-    """Read a manifest. ValueError for anything else, and for one whose checksum differs."""
+    """Read a manifest. ValueError for other files, and for a wrong checksum."""
     with suppress(ValueError, KeyError, TypeError):
         values = loads(text)
         if values["format"] == FORMAT and values["sum"] == zlib.crc32(json.dumps(values | {"sum": 0}).encode()):
             return values
-    what = "describes no index, is of another version, was changed by hand, or is damaged"
+    what = "is not an index, has another version, was edited, or is damaged"
     raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
 
 
 def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
-    """Commit: what the manifest names counts from now on."""
+    """Commit: from now on the files in the manifest are valid."""
     text = json.dumps({**values, "sum": 0})
     with replacing(folder / NAME) as temporary:
         temporary.write_text(json.dumps({**values, "sum": zlib.crc32(text.encode())}), encoding="utf-8")
 
 
 def _line(value: Any) -> bytes:
-    """A value as a line of JSON, with any bytes of file names."""
+    """Return a value as a line of JSON, with any bytes of file names."""
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
@@ -353,20 +353,20 @@ def _checksum(file: IO[bytes], size: int) -> int:
 
 # --- keys: sorted runs of (hash, row); N rows have at most log2(N), and a row is merged O(log N) times ----------------
 def hashes_of(keys: Iterable[str]) -> np.ndarray:
-    """64 bits of each key, (N,) uint64."""
+    """Return 64 bits of each key, (N,) uint64."""
     digests = [hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest() for key in keys]
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
 def run_of(keys: Sequence[str], start: int) -> np.ndarray:
-    """The sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
+    """Return the sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
     run = np.empty(len(keys), dtype=ENTRY)
     run["hash"], run["row"] = hashes_of(keys), np.arange(start, start + len(keys))
     return run[np.argsort(run["hash"], kind="stable")]
 
 
 def absorbed(sizes: Sequence[int], new: int) -> int:
-    """The number of last runs that a run of `new` entries is merged with."""
+    """Return the number of last runs to merge with a run of `new` entries."""
     count = 0
     while count < len(sizes) and sizes[-1 - count] < 2 * new:
         count += 1
@@ -387,9 +387,9 @@ def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
+    """Return all rows (M,) int64 with one of these hashes, and their places in `hashes` (M,) int64."""
     places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    order = np.argsort(hashes)  # rising hashes reuse the cache
+    order = np.argsort(hashes)  # sorted hashes reuse the cache
     for run in filter(len, runs):
         low = np.searchsorted(run["hash"], hashes[order])
         there = run["hash"][np.minimum(low, len(run) - 1)] == hashes[order]

@@ -9,7 +9,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from prolip.utils import secrecy
@@ -61,6 +61,16 @@ def escaped(found: re.Match[str]) -> str:
 def plain(value: object) -> str:
     """Return a name from data as one line, with control characters and line ends escaped."""
     return STEERING_A_VALUE.sub(escaped, str(value))
+
+
+def columns(start: str, parts: Sequence[str], width: int = 84) -> str:
+    """Return texts after `start`, two spaces apart, in lines of `width` characters; later lines are indented."""
+    lines = [start]
+    for i, part in enumerate(map(plain, parts)):
+        if i and len(lines[-1]) + 2 + len(part) > width:
+            lines.append(" " * len(start))
+        lines[-1] += f"  {part}"
+    return "\n".join(lines)
 
 
 def one_line(error: object) -> str:

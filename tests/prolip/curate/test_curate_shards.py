@@ -72,7 +72,7 @@ def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path
     assert [note["shard"] for note in make.score_all(urls, scored)] == [urls[1]]
     assert column(scored, 1, "caption") == [f"caption {n}" for n in (103, 102, 101, 100)]
     for words in (["write", "--output", tmp_path / "kept"], ["report"]):
-        assert "made of other scores" in fails(capsys, words[0], scored, *words[1:])
+        assert "made from other scores" in fails(capsys, words[0], scored, *words[1:])
     assert main(["select", str(scored)]) == 0
     assert main(["write", str(scored), "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0
 
@@ -105,7 +105,7 @@ def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_pa
 
 def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
     (tmp_path / "shards/2.tar").unlink()
-    assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", scored)
+    assert "2.tar is gone since it was scored: restore it" in fails(capsys, "select", scored)
 
 
 def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
@@ -114,11 +114,11 @@ def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
     words = ["write", scored, "--output", tmp_path / "kept", "--shard-samples", 12]
     error = fails(capsys, *words)
-    assert "1.tar has another sample '0'" in error and f"delete {table_path(scored / 'scores', 1)}" in error
+    assert "1.tar has another sample '0'" in error and f"Delete {table_path(scored / 'scores', 1)}" in error
     assert not list((tmp_path / "kept").glob("*.tar"))
     table_path(scored / "scores", 1).unlink()
     assert len(make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)) == 1
-    assert "made of other scores" in fails(capsys, *words)
+    assert "made from other scores" in fails(capsys, *words)
     assert main(["select", str(scored)]) == 0
 
 
@@ -136,7 +136,9 @@ def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
     assert main(["select", str(scored), "--yes", "--drop", RULE]) == 0
     shutil.copy(tmp_path / "former/000001.parquet", scored / "selection")
     for words in (["write", "--output", tmp_path / "kept"], ["report"]):
-        assert "000001.parquet is of another selection" in fails(capsys, words[0], scored, *words[1:])
+        assert "000001.parquet and selection.json are of different selections" in fails(
+            capsys, words[0], scored, *words[1:]
+        )
     assert main(["select", str(scored), "--yes", "--drop", RULE]) == 0 and main(["report", str(scored)]) == 0
 
 
@@ -268,11 +270,11 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reason of its own"),
+        (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reserved name"),
         ([x for n in range(61) for x in ("--drop", f"r{n}: cosine < 0")], "at most 60 rules"),
         (["--drop", "x: " + " + ".join(["cosine"] * 2000) + " < 0"], "more than 100 nested operations"),
-        (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "is not understood"),
-        (["--drop", "x: " + "(" * 5000], "is no rule"),
+        (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "is not supported"),
+        (["--drop", "x: " + "(" * 5000], "is not a rule"),
         (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_rule_has_a_name_and_compares():
     rule = Rule.parse("mismatch: a < b")
     assert rule.name == "mismatch" and rule.drop(COLUMNS).tolist() == [False, False, False, True]
     for text in ("a < b", ": a < b", "two words: a < b", "mismatch: a + b"):
-        with pytest.raises(ValueError, match="--drop .*: .*(give NAME: FORMULA|is no comparison)"):
+        with pytest.raises(ValueError, match="--drop .*: .*(give NAME: FORMULA|is not a comparison)"):
             Rule.parse(text)
     with pytest.raises(ValueError, match="--drop has x twice"):
         parse_rules(["x: a < 1", "x: b < 1"])

@@ -80,5 +80,5 @@ def test_samples_that_are_all_bad_end_a_stream_even_where_any_fraction_is_tolera
     for _ in range(4):
         counter.lose_sample(fault), counter.lose_sample(fault), counter.use_sample()
     counter.lose_sample(fault), counter.drain(), counter.lose_sample(fault)
-    with pytest.raises(TooManyBadSamples, match="3 samples were lost since the last one that could be used"):
+    with pytest.raises(TooManyBadSamples, match="3 consecutive samples were unusable"):
         counter.lose_sample(fault)

@@ -81,7 +81,7 @@ def test_files_that_are_cut_or_too_large_are_refused_jpegs_before_they_are_decod
         prolip.open_image(Image.open(path))
     monkeypatch.setattr(images, "MAX_PIXELS", 40 * 40 - 1)
     for source in (path, Image.open(path)):
-        with pytest.raises(ValueError, match="oversized image: 40 x 40 pixels, at most 1599"):
+        with pytest.raises(ValueError, match="oversized image: 40 x 40 pixels, the limit is 1599"):
             prolip.open_image(source)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(images, "MAX_BYTES", 50)
@@ -113,11 +113,11 @@ def test_a_picture_behind_a_url_is_read_though_its_connection_breaks_but_not_wai
     with FaultyServer({"a.png": FILE, "large.png": saved(large, "PNG")}) as server:
         assert np.array_equal(prolip.open_image(server.url("ok", "a.png")), wanted())
         assert np.array_equal(prolip.open_image(server.url("cut-once", "large.png")), large.convert("RGB"))
-        with pytest.raises(OSError, match=r"/missing/a\.png: .*404.*Look at the URL"):
+        with pytest.raises(OSError, match=r"/missing/a\.png: .*404.*Check the URL"):
             prolip.open_image(server.url("missing", "a.png"))
     started = time.monotonic()
     for url in (f"http://127.0.0.1:{closing_port()}/a.png", "http://no.invalid/a.png"):
-        with pytest.raises(OSError, match="/a.png: .*Look at the URL and the network"):
+        with pytest.raises(OSError, match="/a.png: .*Check the URL and the network"):
             prolip.open_image(url)
     assert time.monotonic() - started < 8
 
@@ -128,9 +128,9 @@ def test_paths_may_look_like_commands_and_what_is_missing_is_named_with_what_is_
     for path in ("./pipe:touch x", Path("pipe:touch x"), str(tmp_path / "pipe:touch x")):
         assert np.array_equal(prolip.open_image(path), wanted())
     (tmp_path / "picture.png").write_bytes(FILE)
-    with pytest.raises(FileNotFoundError, match=r"no picture .*pictur\.png: Did you mean picture\.png in"):
+    with pytest.raises(FileNotFoundError, match=r"no image .*pictur\.png: Did you mean picture\.png in"):
         prolip.open_image(tmp_path / "pictur.png")
-    with pytest.raises(IsADirectoryError, match="is a folder: give one of its pictures"):
+    with pytest.raises(IsADirectoryError, match="is a folder. Give one of its images"):
         prolip.open_image(tmp_path)
     os.mkfifo("a-pipe")
     for place, said in (("/dev/zero", "a pipe or a device"), ("a-pipe", "a pipe or a device"), ("", "an empty path")):
@@ -145,17 +145,17 @@ def grey(values, kind=np.float32):
 @pytest.mark.parametrize(
     "source, message",
     [
-        (np.zeros((4, 4, 3), np.uint8), r"a ndarray is no picture: give a path.*Image.fromarray\(array\)"),
-        (io.StringIO("x"), r"gives text: open it with open\(path, 'rb'\)"),
-        (b"", "the bytes: bad image: 0 bytes: cannot identify image, wanted JPEG, PNG"),
+        (np.zeros((4, 4, 3), np.uint8), r"a ndarray is not an image: give a path.*Image.fromarray\(array\)"),
+        (io.StringIO("x"), r"returns text. Open it with open\(path, 'rb'\)"),
+        (b"", "the bytes: bad image: 0 bytes: cannot identify image, expected JPEG, PNG"),
         (b"<html>no</html>", "bad image: 15 bytes that begin with b'<html>no</html>': cannot identify image"),
-        (CUT, "the bytes: bad image: .*Give another picture, or repair this"),
+        (CUT, "the bytes: bad image: .*Give another image, or repair this"),
         (Image.new("RGB", (0, 5)), "the Pillow image of mode RGB and size 0 x 5: bad image: 0 x 5 pixels"),
-        (saved(grey([[5.0] * 3] * 3), "TIFF"), "floats from 5 to 5 do not say what is white"),
-        (grey([[np.nan] * 3] * 3), "mode F and size 3 x 3: .*nan .*wanted 0 to 1 or 0 to 255"),
+        (saved(grey([[5.0] * 3] * 3), "TIFF"), "floats from 5 to 5 do not determine the value of white"),
+        (grey([[np.nan] * 3] * 3), "mode F and size 3 x 3: .*nan .*expected 0 to 1 or 0 to 255"),
         (grey([[-0.5]]), "floats from -0.5"),
-        (grey([[70_000]], np.int32), "integers of 32 bits from 70000 to 70000 do not say"),
-        (grey([[-1, 5]], np.int32), "integers of 32 bits from -1 to 5 .*save the picture with 8 or"),
+        (grey([[70_000]], np.int32), "32-bit integers from 70000 to 70000 do not"),
+        (grey([[-1, 5]], np.int32), "32-bit integers from -1 to 5 .*Save the image with 8 or"),
     ],
 )
 def test_what_is_no_picture_is_refused_in_one_line(source, message):

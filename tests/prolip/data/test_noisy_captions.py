@@ -144,7 +144,7 @@ def test_every_rank_raises_what_one_of_them_met(folder, monkeypatch):
         build(folder, noise_ratio=0.5).noise  # noqa: B018
     path = folder / "1.tar"
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"--noise-ratio 0.5: .*1\.tar cannot be: .*mend this shard"):
+    with pytest.raises(ValueError, match=r"--noise-ratio 0.5: .*1\.tar cannot be read: .*Repair this shard"):
         build(folder, noise_ratio=0.5, max_bad_fraction=1.0, train_num_samples=12, batch_size=4).noise  # noqa: B018
 
 

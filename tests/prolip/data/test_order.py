@@ -131,7 +131,7 @@ def test_sources_without_samples_stop_early_and_with_few_samples_or_some_lost_sh
     for stream in range(2):  # its shards are deselected in one pass, and others in the next
         assert keys(ShardSource(mixed, Selector.parse("group=yes"), 1), 1, stream, 2) == ["k0"]
     gone, faults = [f"{tmp_path}/gone-{number}.tar" for number in range(1000)], FaultCounter()
-    with pytest.raises(TooManyBadSamples, match="20 shards in a row gave no sample, the last one was .*gone-"):
+    with pytest.raises(TooManyBadSamples, match="no sample in 20 consecutive shards, the last of which was .*gone-"):
         read(ShardSource(tuple(gone)), 1, faults=faults)
     assert faults.shards == 20
     urls = tuple(write_shards(tmp_path, [2] * 30) + gone[:30])

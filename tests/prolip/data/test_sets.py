@@ -102,7 +102,7 @@ def test_a_word_or_the_flag_says_what_it_is_and_other_forms_are_refused(sets):
     for data, settings, message in (
         ("coco:a.json", {}, r"'coco:a.json' has 1 address\(es\): write coco:JSON,IMAGES"),
         ("cub:a,b,c,d", {}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
-        ("cocoo:a.json,b", {}, "did you mean coco:JSON,IMAGES"),
+        ("cocoo:a.json,b", {}, "Did you mean coco:JSON,IMAGES"),
         ("a.csv", {"train_split": "train"}, "--train-split train, but --train-data has no splits: .*coco:"),
         ("coco:a,b", {"dataset_resampled": True}, "draws shards, .* is of the kind coco"),
     ):

@@ -74,7 +74,7 @@ def test_an_image_that_cannot_be_read_is_among_the_rest_and_no_side_is_empty(tmp
     parts = [read_rows(parse_source(str(tmp_path / "a.csv")), split=split, max_bad=1.0) for split in (HELD, REST)]
     lost = [sum(row.path.endswith("/29.png") for row in part.rows) for part in parts]
     assert lost == [0, 1] and sum(map(len, parts)) == 30
-    with pytest.raises(ValueError, match="1e-09 holds out none of 29 images: give a larger share, such as --split 0.1"):
+    with pytest.raises(ValueError, match="1e-09 holds out none of 29 images. Give a larger share, such as --split 0.1"):
         read_rows(parse_source(str(tmp_path)), split=Split(1e-9))
-    with pytest.raises(ValueError, match="leaves none of 29 images: give a smaller share, such as --split 0.1"):
+    with pytest.raises(ValueError, match="leaves none of 29 images. Give a smaller share, such as --split 0.1"):
         read_rows(parse_source(str(tmp_path)), split=Split(0.999999999, "rest"))

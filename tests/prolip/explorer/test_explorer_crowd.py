@@ -138,12 +138,12 @@ def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
     with server.app._model:
         status, answer = post(server, "/api/search", b'{"row": 1}', JSON)
         assert status == 503
-        assert answer["error"] == "this machine is busy with questions of others: ask again in a moment"
+        assert answer["error"] == "this machine is busy with queries of others. Try again in a moment"
     over = threading.Event()
     thumbnails.DECODER.submit(over.wait, 60)
     status, answer = post(server, "/api/upload", picture("red"), BYTES)
     over.set()
-    assert status == 503 and "busy with pictures of others" in answer["error"]
+    assert status == 503 and "busy with images of others" in answer["error"]
 
 
 def file_of(width: int, height: int) -> bytes:
@@ -156,9 +156,9 @@ def file_of(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     "width, height, words",
     [
-        (8193, 8193, "8193 x 8193 pixels, at most 67108864 are decoded"),
-        (60_000, 3, "60000 x 3 pixels, at most 100 times as long as wide"),
-        (3, 60_000, "3 x 60000 pixels, at most 100 times as long as wide"),
+        (8193, 8193, "8193 x 8193 pixels, the limit is 67108864"),
+        (60_000, 3, "60000 x 3 pixels; the limit is 100 times as long as wide"),
+        (3, 60_000, "3 x 60000 pixels; the limit is 100 times as long as wide"),
     ],
 )
 def test_pictures_that_would_take_much_memory_are_refused(server, width, height, words):

@@ -98,8 +98,8 @@ def test_a_picture_is_asked_by_and_then_an_item(opened):
     page = opened()
     drop(page, picture("cyan"))
     expect(page.locator("#status")).to_contain_text("the nearest: a cyan square")
-    expect(page.locator("#chips")).to_contain_text("your picture")
-    expect(page.locator("#makes")).to_contain_text("Captions it would give")
+    expect(page.locator("#chips")).to_contain_text("your image")
+    expect(page.locator("#makes")).to_contain_text("Best captions")
     page.locator("#answers button").first.click()
     expect(page.locator("#chips")).to_contain_text("a cyan square")
     expect(page.locator("#status")).to_contain_text("11 items; the nearest:")
@@ -123,21 +123,21 @@ def test_captions_are_text_and_run_nothing(opened):
 
 def test_rules_count_while_the_slider_moves(opened):
     page = opened(place="#rules")
-    expect(page.locator("#kept")).to_contain_text("of 12 stay")
+    expect(page.locator("#kept")).to_contain_text("of 12 kept")
     slider = page.locator("#list input[type=range]")
     slider.fill("0")
-    expect(page.locator("#kept")).to_contain_text("12 of 12 stay")
+    expect(page.locator("#kept")).to_contain_text("12 of 12 kept")
     slider.fill("50")
-    expect(page.locator("#kept")).to_contain_text("6 of 12 stay")
+    expect(page.locator("#kept")).to_contain_text("6 of 12 kept")
     expect(page.locator("#goes li")).to_have_count(6)
     expect(page.locator("#curating")).to_be_hidden()  # nothing was scored that could be curated
     page.click("#formula")
     page.locator("#list input[type=text]").last.fill("text_uncertainty <")
-    expect(page.locator("#list .wrong")).to_contain_text("is no rule")
+    expect(page.locator("#list .wrong")).to_contain_text("is not a rule")
     page.locator("#list input[type=text]").last.fill("cosine < quantile(cosine, 2)")
-    expect(page.locator("#list .wrong")).to_contain_text("is not understood")
+    expect(page.locator("#list .wrong")).to_contain_text("is not supported")
     page.locator("#list input[type=text]").last.fill("cosine > -2")
-    expect(page.locator("#kept")).to_contain_text("0 of 12 stay")
+    expect(page.locator("#kept")).to_contain_text("0 of 12 kept")
 
 
 def test_all_of_it_goes_by_keyboard(opened):
@@ -198,17 +198,17 @@ def test_what_fails_is_said_and_what_comes_late_wipes_nothing_out(opened, tmp_pa
     page, held = opened(), []
     error = page.locator("#error")
     drop(page, b"no picture at all")
-    expect(error).to_contain_text("This is no picture that can be read")
+    expect(error).to_contain_text("This is not a readable image")
     (tmp_path / "huge.png").write_bytes(bytes(2**24 + 1))
     page.set_input_files("#picture", tmp_path / "huge.png")
-    expect(error).to_have_text("This file has 16,777,217 bytes: at most 16,777,216 are taken")
+    expect(error).to_have_text("This file has 16,777,217 bytes: the limit is 16,777,216")
     drop(page, picture("red"))
     expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
     expect(error).to_be_hidden()
     page.route("**/api/walk", lambda route: route.fulfill(status=400, json={"error": "there are no captions here"}))
     page.click("#tab-path")
     expect(error).to_have_text("There are no captions here")
-    expect(page.locator("#path .empty")).to_be_hidden()  # "Ask first."
+    expect(page.locator("#path .empty")).to_be_hidden()  # "Search first."
     for tab, slow, filled in (
         ("uncertain", "uncertain", "#least li"),
         ("rules", "columns", "#kept .big"),

@@ -199,7 +199,7 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
         (["--pairs", __file__], "header"),
         ([], "give either --data, or --pairs with embeddings from --save-pairs"),
         (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
-        (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards hold no sample that fits --select"),
+        (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards contain no sample that matches --select"),
         (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
     ],
 )
@@ -213,7 +213,7 @@ def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
 @pytest.fixture
 def never_embeds(monkeypatch):
     """Nothing may be embedded: what is wrong was known before."""
-    monkeypatch.setattr("prolip.fitting.collect.embed_images", lambda *args, **options: pytest.fail("it embeds"))
+    monkeypatch.setattr("prolip.fitting.collect.embed_images", lambda *args, **options: pytest.fail("to embed"))
 
 
 def refused(capsys, *words) -> str:

@@ -80,7 +80,7 @@ def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(text
         want = (1 - d[i]) * logit[i, rows].sigmoid() + d[i] * share[rows]
         assert [answer.probability for answer in answers] == pytest.approx(want.tolist(), rel=1e-4)
         assert [answer.share_range for answer in answers] == [(float(low[row]), float(high[row])) for row in rows]
-        assert f"fits {range_in_words(*answers[0].share_range)}" in str(answers[0])
+        assert f"matches {range_in_words(*answers[0].share_range)}" in str(answers[0])
         assert means[i].ambiguity == pytest.approx(float(embedder.reader.ambiguity(asked.mean)[i]))
 
 

@@ -122,7 +122,7 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     index.append("b", parts_of(longer, first=ROWS))
     index.finish()
     after = index.store.values["near"]
-    assert after["constant"] > before["constant"] and "rebuilding the approximate index" in caplog.text
+    assert after["constant"] > before["constant"] and "Rebuilding the approximate index" in caplog.text
     assert not (tmp_path / before["file"]).exists()
     assert recall(index.search(longer, 1, probe=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
@@ -130,7 +130,7 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
 def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     index = build(tmp_path)
     for name, first in (("b", ROWS - 1), ("c", 0)):
-        with pytest.raises(ValueError, match="keys are in .* already or occur twice"):
+        with pytest.raises(ValueError, match="keys are already in .* or occur twice"):
             index.append(name, parts_of(QUERIES, first=first))
     assert len(index) == ROWS and not index.source("b")["done"]
     with pytest.raises(ValueError, match="1 of 2 keys are not in"):
@@ -140,7 +140,7 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
         index.delete(["k1"])
     index.append("d", iter([Part([{"key": "k1"}], QUERIES.select(slice(1)), 1)]))  # a deleted key may come again
     assert index.search(QUERIES.select(slice(1)), 1).rows.item() == ROWS and len(index) == ROWS
-    with pytest.raises(FileExistsError, match="holds an index already"):
+    with pytest.raises(FileExistsError, match="already has an index"):
         SearchIndex.create(tmp_path, CSDScore(), DIM)
 
 

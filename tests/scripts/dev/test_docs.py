@@ -163,16 +163,11 @@ def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpu
     assert samples[1].image == (tmp_path / "dog.png").read_bytes()
 
 
-def test_python_of_classification_md_runs_with_a_fitted_model(run_page):
-    given = {"pictures": list(PICTURES), "labels": ["cat", "dog", "apple"] * 2, "others": PICTURES[:2]}
-    assert "I do not know" in run_page("docs/guides/classification.md", **given)[1]
-
-
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
-def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
+def test_python_of_share_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
     if kind == "likelihood":
         name = fitted_models.fitted_model(tmp_path)
     elif kind.endswith("openclip"):
@@ -183,7 +178,8 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
         torch.manual_seed(0)
         model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": kind}, init_unc_bias=-3.0, init_unc_gain=1.0)
         name = f"local-dir:{save_pretrained(model, tmp_path / 'model')}"
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guides/export.md").read_text(), re.S | re.M)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guides/share.md").read_text(), re.S | re.M)
+    (code,) = (block for block in blocks if "export_onnx" in block)
     assert code.count("local-dir:runs/demo/model") == 1
     monkeypatch.chdir(tmp_path)
     names: dict = {}

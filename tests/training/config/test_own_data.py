@@ -132,7 +132,7 @@ def test_a_table_with_problems_is_refused_before_a_folder_is_made(tables, tmp_pa
     bad.write_text("image,caption\n0.png,x\nno.png,y\n1.png,\n" + "2.png,z\n" * 30)
     assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", str(bad)]) == 2
     said = capsys.readouterr().err
-    assert "1 of 33 rows name no image that is there: row 3" in said and "1 of 33 rows have no caption: row 4" in said
+    assert "1 of 33 rows name a missing image: row 3" in said and "1 of 33 rows have no caption: row 4" in said
     assert "--image-root" in said and not (tmp_path / "run").exists()
 
 

@@ -202,7 +202,7 @@ reduction.DupFd = reductions.reduction.DupFd = fail
 """
     assert forked.run(*words(runs, "dropped"), before=before) == 2
     first, second = forked.err.splitlines()
-    assert first == "a worker of the data loader cannot hand on its samples: OSError: [Errno 24] Too many open files"
+    assert first == "a worker of the data loader cannot send its samples: OSError: [Errno 24] Too many open files"
     assert second.startswith("error: a worker of the data loader (process ") and "ended without a message" in second
 
 

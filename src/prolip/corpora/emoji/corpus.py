@@ -41,7 +41,7 @@ class Concept:
     group: str
 
     def captions(self, level: str) -> tuple[str, ...]:
-        """The distinct captions of one level, or the hexcode."""
+        """Return the distinct captions of one level, or the hexcode."""
         return tuple(dict.fromkeys(self.keywords)) if level == "keyword" else (getattr(self, level),)
 
 
@@ -55,7 +55,7 @@ class Drawing:
     data: bytes
 
     def image(self) -> Image.Image:
-        """The picture in RGB, as in training. ValueError for a damaged one."""
+        """Return the picture in RGB, as in training. ValueError for a damaged one."""
         try:
             return decode_image(self.data)
         except SampleFault as fault:
@@ -74,7 +74,7 @@ class CaptionTable:
     relation: np.ndarray
 
     def rows(self, level: str) -> np.ndarray:
-        """Rows of one level."""
+        """Return rows of one level."""
         return np.flatnonzero(self.level == LEVELS.index(level))
 
     @cached_property
@@ -110,7 +110,7 @@ class Corpus:
         return np.array([drawing.concept for drawing in self.drawings], dtype=np.int64)
 
     def select(self, rule: str) -> Corpus:
-        """The part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
+        """Return the part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
 
         A style picks drawings, other fields pick concepts. ValueError for an unknown field or value.
         """
@@ -137,14 +137,14 @@ class Corpus:
         return Corpus(tuple(self.concepts[i] for i in kept), drawings)
 
     def with_concepts(self, concepts: Iterable[Concept]) -> Corpus:
-        """The same drawings among more concepts."""
+        """Return the same drawings among more concepts."""
         known = {concept.hexcode: concept for concept in self.concepts}
         for concept in concepts:
             _agree(known.setdefault(concept.hexcode, concept), concept, "added concepts")
         return Corpus(tuple(known.values()), self.drawings)
 
     def caption_table(self) -> CaptionTable:
-        """The captions, general to specific, in order of appearance."""
+        """Return the captions, general to specific, in order of appearance."""
         rows: dict[tuple[str, str], int] = {}
         pairs = []
         for level in LEVELS:
@@ -182,12 +182,12 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
         except SampleFault as fault:
             raise ValueError(f"{url}: {fault}") from fault
     if not drawings:
-        raise ValueError(f"no sample in {', '.join(urls)}: {survey(urls, wanted=WANTED)}")
+        raise ValueError(f"no sample in {', '.join(urls)}: {survey(urls, expected=WANTED)}")
     return Corpus(tuple(concepts.values()), tuple(drawings))
 
 
 def parse_rule(rule: str) -> tuple[Condition, ...]:
-    """The conditions of a rule, as of the training data's --select; `keywords` is the level keyword."""
+    """Return the conditions of a rule, as of the training data's --select; `keywords` is the level keyword."""
     selector = Selector.parse(rule)
     conditions = selector.conditions if selector else ()
     named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
@@ -217,7 +217,7 @@ def _parse(sample: dict) -> tuple[Concept, str, bytes]:
 
 
 def _agree(known: Concept, new: Concept, where: str) -> None:
-    """ValueError for two sets of texts of one hexcode."""
+    """Raise ValueError for two sets of texts of one hexcode."""
     if known != new:
         again = "rebuild all shards from one release"
         raise ValueError(f"{where}: {new.hexcode} has the texts {new} but {known} before: {again}")

@@ -165,7 +165,7 @@ def gallery(
     all_names: bool = False,
     flags: tuple[str, str, str] = ("--data", "--names", "--select"),
 ) -> Corpus:
-    """The drawings of `data` that meet `select`, among the names of `data` and `names`.
+    """Return the drawings of `data` that meet `select`, among the names of `data` and `names`.
 
     The names meet `select`, too, but for its style, unless `all_names`. flags: what errors call data, names and select.
     """

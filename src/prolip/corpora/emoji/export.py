@@ -40,7 +40,7 @@ def write_emoji_classes(
 
 
 def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
-    """The folder. ValueError and FileExistsError where the task cannot be written."""
+    """Return the folder. ValueError and FileExistsError where the task cannot be written."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
     for drawing in corpus.drawings:  # a damaged one would stop each reader of the task

@@ -28,7 +28,7 @@ TRIES = 50
 def evaluate_entailment(
     embedder: Embedder, corpus: Corpus, pairs: Mapping[str, KindPairs] | None = None, draws: int = 500
 ) -> Entailment:
-    """All scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
+    """Return all scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
 
     The images that texts speak of are the corpus's drawings, without their labels. pairs: default all `relations`.
     """
@@ -39,12 +39,12 @@ def evaluate_entailment(
 
 
 def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> dict[str, KindPairs]:
-    """Both relations of a corpus, the same for all models."""
+    """Return both relations of a corpus, the same for all models."""
     return {"texts": text_pairs(table, most, seed), "images": image_pairs(corpus, table, most, seed)}
 
 
 def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
-    """Texts that are kinds of texts, at most `most` of them, drawn by `seed`.
+    """Return texts that are kinds of texts, at most `most` of them, drawn by `seed`.
 
     random: (A, B') where B' is the outer of another pair, drawn as often as it is one, and does not contain A, so that
     neither A nor B' is more general than in a true pair. sibling: (A, C), C another kind of the same B at A's level,

@@ -80,7 +80,7 @@ class CorpusResult:
         return score_from_dict(self.info.get("model_score", self.info.get("score", {"name": self.similarity})))
 
     def uncertainty(self, z: Gaussian) -> np.ndarray:
-        """The uncertainty by the model's method, (N, D) -> (N,)."""
+        """Return the uncertainty by the model's method, (N, D) -> (N,)."""
         return self.model_score.uncertainty(z).numpy()
 
     @property
@@ -97,7 +97,7 @@ class CorpusResult:
 
     @property
     def probabilistic(self) -> bool:
-        """Whether the variances mean something."""
+        """True if the variances mean something."""
         return self.info.get("probabilistic", True)
 
     @cached_property
@@ -242,7 +242,7 @@ def load(folder: str | Path) -> CorpusResult:
 
 
 def format_corpus(result: CorpusResult, brief: bool = False) -> str:
-    """The metrics as text; brief: the first ten lines."""
+    """Return the metrics as text; brief: the first ten lines."""
     m, info = result.metrics, result.info
 
     def shares(*keys: str) -> list[str]:  # in percent; a dash for what is left out, such as R@10 among nine drawings
@@ -303,7 +303,7 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
 
 
 def calibration_lines(metrics: dict[str, float]) -> list[str]:
-    """The calibration of match probabilities; none for a score without any, and in an old result."""
+    """Return the calibration of match probabilities; none for a score without any, and in an old result."""
     columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base"}
     columns |= {"match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}
     rows = {
@@ -318,5 +318,5 @@ def calibration_lines(metrics: dict[str, float]) -> list[str]:
 
 
 def _block(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], width: int = 8) -> list[str]:
-    """An empty line and a table."""
+    """Return an empty line and a table."""
     return ["", *aligned(columns, [(f"{label:<26}", cells) for label, cells in rows.items()], width, title)]

@@ -69,7 +69,7 @@ def calibration(result: CorpusResult) -> dict[str, float]:
 
 
 def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
-    """The bins of `calibration` of a gallery."""
+    """Return the bins of `calibration` of a gallery."""
     texts, relation = result.galleries[gallery]
     scores = PairScores.from_gaussians(result.image, texts, result.score)
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
@@ -101,7 +101,7 @@ def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """The metrics that have intervals, as functions of how often each drawing or text was drawn."""
+    """Return the metrics that have intervals, as functions of how often each drawing or text was drawn."""
     out = ambiguity(result)
     for name, ranking, signs in cases(result):
         queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
@@ -192,7 +192,7 @@ def trace_metrics(result: CorpusResult) -> dict[str, float]:
 
 
 def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """The expected against the true number of drawings of texts that fit any: (T,).
+    """Return the expected against the true number of drawings of texts that fit any: (T,).
 
     `matches/within_factor_2`: a share of the texts; `matches/chance_within_factor_2`: of the best constant prediction
     (oracle); `matches/median_factor`: of the larger over the smaller; `matches/expected_over_true`: the geometric mean.

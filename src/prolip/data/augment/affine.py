@@ -1,4 +1,4 @@
-"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image, and cutout."""
+"""Augmentation of whole uint8 batches on the device: an affine warp and a colour matrix per image, and cutout."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from prolip.random import Draws, Stream
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Random erasing as in PCME's release and timm: share of the area, and log of the largest ratio of height to width.
+#: Random erasing as in PCME's release and timm: share of the area, and log of the largest height/width ratio.
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), math.log(1 / 0.3)
 LUMA = (0.299, 0.587, 0.114)
-#: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
+#: RGB to YIQ: rotating the (I, Q) plane shifts the hue and keeps the luma.
 YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
 RGB = tuple(map(tuple, torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()))
-#: One uniform number per image and parameter; seeds depend on the order.
+#: One uniform number per image and parameter; their order determines the random numbers.
 PARAMETERS: tuple[str, ...] = ("rotate", "zoom", "aspect", "shift_x", "shift_y")
 PARAMETERS += ("brightness", "contrast", "saturation", "hue", "jitter", "greyscale")
 
 
 @dataclass(kw_only=True, frozen=True)
 class AugmentConfig:
-    """Augmentation on the device; the defaults leave images and texts alone. `always`: of any that it normalises."""
+    """Augmentation on the device; the defaults change nothing. `always`: also applied without other augmentation."""
 
-    rotate: float = option(0.0, "rotate by up to this many degrees either way")
-    zoom: tuple[float, float] = option((1.0, 1.0), "magnify by a factor drawn between these two (below 1 shrinks)")
+    rotate: float = option(0.0, "rotate by up to this many degrees in either direction")
+    zoom: tuple[float, float] = option((1.0, 1.0), "scale by a factor drawn between these two (below 1: shrink)")
     aspect: float = option(0.0, "stretch by up to exp(this) in one direction")
     shift: float = option(0.0, "shift by up to this fraction of the width and height")
-    brightness: float = option(0.0, "factor 1 +- this")
-    contrast: float = option(0.0, "factor 1 +- this, about the image's mean luma")
-    saturation: float = option(0.0, "factor 1 +- this, about each pixel's luma")
-    hue: float = option(0.0, "turn the hue by up to this part of a full turn, at most 0.5")
-    jitter_prob: float = option(1.0, "share of the images whose colours are jittered")
-    greyscale_prob: float = option(0.0, "share of the images turned grey")
-    fill: float = option(1.0, "value of pixels from outside the image, 0 black to 1 white")
+    brightness: float = option(0.0, "range of the factor, 1 +- this")
+    contrast: float = option(0.0, "range of the factor, 1 +- this, around the image's mean luma")
+    saturation: float = option(0.0, "range of the factor, 1 +- this, around each pixel's luma")
+    hue: float = option(0.0, "shift the hue by up to this fraction of a full turn, at most 0.5")
+    jitter_prob: float = option(1.0, "share of the images with changed colours")
+    greyscale_prob: float = option(0.0, "share of the images to turn grey")
+    fill: float = option(1.0, "value of pixels outside the image, from 0 (black) to 1 (white)")
     cutout: float = option(0.0, "side of a square of mean pixels, as a share of the image's", always=True)
-    cutout_prob: float = option(1.0, "share of the images that have one", always=True)
-    erase_prob: float = option(0.0, "share of the images that lose a rectangle of 2 to 33% of their area", always=True)
-    text_mask: float = option(0.0, "share of the tokens of texts that become [MASK]", always=True)
-    text_random: float = option(0.0, "share of them that become any other token", always=True)
-    text_delete: float = option(0.0, "share of them that are left out", always=True)
+    cutout_prob: float = option(1.0, "share of the images with such a square", always=True)
+    erase_prob: float = option(0.0, "share of the images to erase a rectangle of, 2 to 33% of the area", always=True)
+    text_mask: float = option(0.0, "share of the text tokens to replace by [MASK]", always=True)
+    text_random: float = option(0.0, "share of the text tokens to replace by another token", always=True)
+    text_delete: float = option(0.0, "share of the text tokens to delete", always=True)
 
     def __post_init__(self) -> None:
         low, high = self.zoom
@@ -57,21 +57,21 @@ class AugmentConfig:
         check_range(self, *shares, "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete", most=1)
         check_range(self, "hue", most=0.5, remedy=" (half a turn either way)")
         if sum(self.token_shares) > 1:
-            what = f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
+            what = f"augmentation text_mask, text_random and text_delete are {self.token_shares}, in total more than 1"
             raise ValueError(f"{what}: give shares of the tokens, such as 0.1, 0.02 and 0.08")
 
     @property
     def token_shares(self) -> tuple[float, float, float]:
-        """Shares of tokens that are masked, exchanged and left out."""
+        """Shares of tokens to mask, replace and delete."""
         return self.text_mask, self.text_random, self.text_delete
 
 
 class DeviceTransform(nn.Module):
-    """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
-    a square (Cutout, DeVries and Taylor 2017) or rectangle (random erasing, Zhong et al. 2020) of some images.
+    """Conversion of uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in
+    [0, 1]; 0 in a square (Cutout, DeVries and Taylor 2017) or rectangle (random erasing, Zhong et al. 2020).
     """
 
-    cutout = AugmentConfig()  # its squares and rectangles, of any change
+    cutout = AugmentConfig()  # its squares and rectangles apply to any change
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -82,9 +82,9 @@ class DeviceTransform(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, step: int) -> Tensor:
-        """images: (B, 3, H, W) uint8, the local rows of this step; returns float32."""
+        """Return float32 images. images: (B, 3, H, W) uint8, the local rows of this step."""
         if images.dtype != torch.uint8:
-            raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
+            raise TypeError(f"augmentation on the device expects uint8 images, got {images.dtype}. Give them as read")
         x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std)
         if self.cutout.cutout:
             noise = self.noise(images, 3, step, x.device, Stream.CUTOUT)
@@ -95,16 +95,16 @@ class DeviceTransform(nn.Module):
         return x
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
+        """Convert uint8 images to a new, augmented float32 tensor of values in [0, 1]."""
         raise NotImplementedError
 
     def noise(self, images: Tensor, columns: int, step: int, device: Any, stream: Stream = Stream.AUGMENT) -> Tensor:
-        """Uniform numbers for each local image, (B, columns), drawn on `device`."""
+        """Return uniform numbers for each local image, (B, columns), drawn on `device`."""
         return self.draws.uniform(stream, step, self.draws.rows(len(images), device), columns)
 
 
 class DeviceAugment(DeviceTransform):
-    """One affine warp and one affine colour map per image."""
+    """Device augmentation by one affine warp and one affine colour map per image."""
 
     config: AugmentConfig
 
@@ -120,7 +120,7 @@ class DeviceAugment(DeviceTransform):
 
 
 def squares(noise: Tensor, config: AugmentConfig, size: Sequence[int]) -> Tensor:
-    """Where images are cut out, (B, 1, H, W) bool, by uniform (B, 3): around any pixel, so maybe beyond the image."""
+    """Return the squares to cut out, (B, 1, H, W) bool, from uniform (B, 3). Their centres are pixels of the image."""
     height, width = size
     side = round(config.cutout * min(height, width))
     on, down, right = noise.unbind(1)
@@ -129,8 +129,8 @@ def squares(noise: Tensor, config: AugmentConfig, size: Sequence[int]) -> Tensor
 
 
 def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
-    """Where images are erased, (B, 1, H, W) bool, by uniform (B, 5): a rectangle inside the image, its area uniform in
-    ERASED_AREA, the log of its ratio of sides uniform up to ERASED_ASPECT. A side ends a pixel before the image's.
+    """Return the rectangles to erase, (B, 1, H, W) bool, from uniform (B, 5): inside the image, with an area uniform in
+    ERASED_AREA and a log ratio of sides uniform up to ERASED_ASPECT. A side ends a pixel before the image's.
     """
     on, area, aspect, down, right = noise.unbind(1)
     low, high = ERASED_AREA
@@ -142,31 +142,31 @@ def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
 
 
 def span(begin: Tensor, side: Tensor | int, length: int) -> Tensor:
-    """True for `side` pixels from `begin` (B,) of a line of `length` pixels: (B, 1, 1, length)."""
+    """Return True for `side` pixels from `begin` (B,) of a line of `length` pixels: (B, 1, 1, length)."""
     past = torch.arange(length, device=begin.device) - begin.view(-1, 1, 1, 1)
     return (past >= 0) & (past < (side.view(-1, 1, 1, 1) if isinstance(side, Tensor) else side))
 
 
 @lru_cache(maxsize=32)
 def constant(values: tuple, device: torch.device) -> Tensor:
-    """A float32 tensor of fixed numbers, once for each device: the host waits for the copy of a new one."""
+    """Return a float32 tensor of fixed numbers, one per device, because the host waits for every new copy."""
     return torch.tensor(values, device=device)
 
 
 def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Small tensors from the host, which does not wait for their arrival."""
+    """Copy small tensors from the host without waiting for their arrival."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     return [tensor.contiguous().pin_memory().to(device, non_blocking=True) for tensor in tensors]
 
 
 def centred(uniform: Tensor, width: float) -> Tensor:
-    """Uniform on [0, 1) to uniform on [-width, width)."""
+    """Map uniform numbers in [0, 1) to [-width, width)."""
     return (2 * uniform - 1) * width
 
 
 def affine_matrices(draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
-    """Maps from output to input coordinates, each in [-1, 1]: (B, 2, 3)."""
+    """Return maps from output to input coordinates, both in [-1, 1]: (B, 2, 3)."""
     angle = centred(draws["rotate"], math.radians(config.rotate))
     low, high = config.zoom
     zoom = low + (high - low) * draws["zoom"]
@@ -179,16 +179,16 @@ def affine_matrices(draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
 
 
 def warp(x: Tensor, matrices: Tensor, fill: float) -> Tensor:
-    """Bilinear warp of each image by its own affine map; pixels from outside are `fill`."""
+    """Warp each image bilinearly by its own affine map; pixels from outside become `fill`."""
     grid = F.affine_grid(matrices, list(x.shape), align_corners=False)
     return F.grid_sample(x - fill, grid, align_corners=False).add_(fill)
 
 
 def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
-    """Brightness, contrast, saturation and hue as one affine colour map per image, then clamped to [0, 1].
+    """Apply brightness, contrast, saturation and hue as one affine colour map per image, then clamp to [0, 1].
 
-    With luma row l, chroma map H = YIQ^-1 R(theta) YIQ, R(theta) turning the (I, Q) plane by theta radians, factors b,
-    c, s and mean luma m of the brightened image:
+    With luma row l, chroma map H = YIQ^-1 R(theta) YIQ, where R(theta) rotates the (I, Q) plane by theta radians,
+    factors b, c, s and mean luma m of the brightened image:
     x -> c b (1 l + s H (I - 1 l)) x + (1 - c) m. x: (B, 3, H, W) in [0, 1].
     """
     on = (draws["jitter"] < config.jitter_prob).float()

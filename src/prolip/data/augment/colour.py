@@ -1,6 +1,6 @@
 """The colour half of OpenCLIP's training augmentation on the device, for whole batches: jitter, greyscale, normalise.
 
-The distribution is that of OpenCLIP's transform, but pixels stay floats, where Pillow rounds after each change.
+The distribution is OpenCLIP's, but pixels stay floats, whereas Pillow rounds after each change.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from prolip.data.augment.crops import RandomCrop
 from prolip.utils.flags import check_range
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of a grey value
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # positions among the four changes, and the one for hue
-#: Uniform numbers of an image: four factors, four that are sorted into an order, whether to jitter, whether to grey.
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # indices of the four changes
+#: Uniform numbers per image: four factors, four to sort into an order, whether to jitter, whether to turn grey.
 DRAWS = 10
 
 
 @dataclass(kw_only=True, frozen=True)
 class ColourConfig:
-    """OpenCLIP's colour augmentation; the default leaves the colours alone.
+    """OpenCLIP's colour augmentation; the default changes nothing.
 
-    jitter: of brightness, contrast and saturation, factors from max(0, 1 - this) to 1 + this; of the hue, up to this
-    part of a full turn either way. jitter_prob, greyscale_prob: shares of the images, independent.
+    jitter: for brightness, contrast and saturation, factors from max(0, 1 - this) to 1 + this; for the hue, up to this
+    fraction of a full turn in either direction. jitter_prob, greyscale_prob: independent shares of the images.
     """
 
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -38,26 +38,26 @@ class ColourConfig:
     def __post_init__(self) -> None:
         check_range(self, "jitter_prob", "greyscale_prob", most=1)
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
-            wanted = "give four numbers from 0, brightness, contrast, saturation and hue, the last at most 0.5"
-            raise ValueError(f"colour jitter is {self.jitter}: {wanted}")
+            expected = "give four numbers of 0 or more: brightness, contrast, saturation, hue (at most 0.5)"
+            raise ValueError(f"colour jitter is {self.jitter}: {expected}")
 
     @property
     def changes(self) -> bool:
-        """Whether any image can come out changed."""
+        """True if any image can change."""
         return bool((any(self.jitter) and self.jitter_prob) or self.greyscale_prob)
 
 
 class ColourPlan(NamedTuple):
     """The changes of each image of a batch, on the CPU."""
 
-    factors: Tensor  # (B, 4) float32, brightness, contrast, saturation, and hue in turns
-    order: Tensor  # (B, 4) int64, a permutation of 0..3, the changes first to last
+    factors: Tensor  # (B, 4) float32: brightness, contrast, saturation, and hue in turns
+    order: Tensor  # (B, 4) int64, a permutation of 0..3: the changes in their order
     jittered: Tensor  # (B,) bool
     greyed: Tensor  # (B,) bool
 
 
 def draw_plan(noise: Tensor, config: ColourConfig) -> ColourPlan:
-    """(B, DRAWS) uniform numbers -> a plan, distributed as in OpenCLIP's transform."""
+    """Convert (B, DRAWS) uniform numbers to a plan, distributed as in OpenCLIP's transform."""
     wide = torch.tensor(config.jitter)
     middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
     low = torch.cat([(middle - wide)[:HUE].clamp(min=0), -wide[HUE:]])
@@ -67,7 +67,7 @@ def draw_plan(noise: Tensor, config: ColourConfig) -> ColourPlan:
 
 
 class ColourJitter(DeviceTransform):
-    """OpenCLIP's colour augmentation of uint8 images, then normalised. The host draws, and never waits for it."""
+    """OpenCLIP's colour augmentation and normalisation of uint8 images. The host draws the plan and never waits."""
 
     config: ColourConfig
 
@@ -78,11 +78,11 @@ class ColourJitter(DeviceTransform):
 
 
 def recolour(images: Tensor, plan: ColourPlan) -> Tensor:
-    """(B, 3, H, W) uint8 -> the same in [0, 1], float32, recoloured by the plan.
+    """Recolour (B, 3, H, W) uint8 images by the plan; return float32 in [0, 1].
 
-    Brightness, contrast and saturation are one formula, x -> clamp(f x + (1 - f) y) with y = 0, the image's mean grey
-    value, or each pixel's, so three steps make them in any order. Images are sorted by the step before which their hue
-    is turned: a slice for each.
+    Brightness, contrast and saturation share one formula, x -> clamp(f x + (1 - f) y), where y is 0, the image's mean
+    grey value or each pixel's, so three steps apply them in any order. Images are sorted by the step before their hue
+    changes, which gives one slice per step.
     """
     hue_at = torch.where(plan.jittered, plan.order.eq(HUE).float().argmax(1), 4)
     rows = hue_at.argsort(stable=True)
@@ -90,7 +90,7 @@ def recolour(images: Tensor, plan: ColourPlan) -> Tensor:
     begins = [0, *ends]
     kinds = plan.order[plan.order != HUE].view(-1, 3)
     factors = plan.factors.gather(1, kinds)
-    # of each step and image: the weights of the image, of its mean grey value and of each pixel's
+    # for each step and image: the weights of the image, of its mean grey value and of each pixel's grey value
     blends = torch.stack([factors, (1 - factors) * (kinds == CONTRAST), (1 - factors) * (kinds == SATURATION)], 2)
     steps = blends.transpose(0, 1)[:, rows[: ends[3]]]
     host = (rows, steps, plan.factors[rows, HUE], plan.greyed[rows].nonzero()[:, 0])
@@ -113,16 +113,16 @@ def recolour(images: Tensor, plan: ColourPlan) -> Tensor:
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, 3, H, W) -> (B, 1, H, W), torchvision's grey value."""
+    """Convert (B, 3, H, W) to torchvision's grey value, (B, 1, H, W)."""
     red, green, blue = x.split(1, 1)
     return (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue in HSV, keeping saturation and value. x: (B, 3, H, W) in [0, 1]; turns: (B,) in full turns.
+    """Shift the hue in HSV, keeping saturation and value. x: (B, 3, H, W) in [0, 1]; turns: (B,) in full turns.
 
-    With m the smallest channel, C = the largest - m, the hue in sixths of a turn from -3 to 3 is, without branches,
-    h = sign(g - b) (1 + (g + b - r - m) / C), which on each of its six pieces is the definition. A channel is
+    With m the smallest channel and C = the largest - m, the hue in sixths of a turn from -3 to 3 is, without branches,
+    h = sign(g - b) (1 + (g + b - r - m) / C), which equals the definition on each of its six pieces. A channel is
     m + C clamp(| |h - c| - 3 | - 1), c = 0, 2, -2 for red, green and blue: 1 within a sixth of c, 0 from two sixths on.
     """
     red, green, blue = x.split(1, 1)
@@ -138,7 +138,7 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 def split_augmentation(
     aug_cfg: Mapping[str, Any], size: int | tuple[int, int], dct_scaled: bool = False
 ) -> tuple[RandomCrop, ColourConfig] | None:
-    """(crop of a worker, colours of the device), together distributed as OpenCLIP's transform; None for timm's."""
+    """Return (crop on a worker, colours on the device), together distributed as OpenCLIP's; None for timm's."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in aug_cfg.items()}
     cfg = AugmentationCfg(**given)
     if cfg.use_timm:

@@ -1,4 +1,4 @@
-"""Strong changes of images, far from training's augmentation: errors on them predict errors on new data."""
+"""Strong image changes, far from training's augmentation: errors on changed images predict errors on new data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILTER = F.InterpolationMode.BILINEAR
 
 
 def between(low: float, high: float, random: torch.Generator) -> float:
-    """Draw a number from a uniform distribution."""
+    """Draw a number uniformly between `low` and `high`."""
     return low + (high - low) * torch.rand((), generator=random).item()
 
 
@@ -26,13 +26,13 @@ def blur(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def pixelate(x: Tensor, random: torch.Generator) -> Tensor:
-    """Keep 10 to 16 pixels a side."""
+    """Reduce to 10 to 16 pixels a side."""
     small = F.resize(x, [int(between(10, 17, random))] * 2, FILTER, antialias=True)
     return F.resize(small, list(x.shape[-2:]), F.InterpolationMode.NEAREST)
 
 
 def grey(x: Tensor, random: torch.Generator) -> Tensor:
-    """Drop the colours."""
+    """Remove the colours."""
     return F.rgb_to_grayscale(x, 3)
 
 
@@ -45,12 +45,12 @@ def edges(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def hue(x: Tensor, random: torch.Generator) -> Tensor:
-    """Turn the colours by a quarter to three quarters of the circle."""
+    """Shift the hue by a quarter to three quarters of the circle."""
     return F.adjust_hue(x, (between(0.25, 0.75, random) + 0.5) % 1 - 0.5)
 
 
 def warp(x: Tensor, random: torch.Generator, knots: int, strength: float) -> Tensor:
-    """Bend: displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate."""
+    """Bend: displace a grid of `knots` x `knots` points by N(0, strength^2) sides each, and interpolate."""
     moved = strength * torch.randn(1, 2, knots, knots, generator=random)
     field = torch.nn.functional.interpolate(moved, list(x.shape[-2:]), mode="bicubic", align_corners=True)
     return F.elastic(x, 2 * field.movedim(1, -1), FILTER, fill=background(x).flatten().tolist())
@@ -65,13 +65,13 @@ def cut(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def rotate(x: Tensor, random: torch.Generator) -> Tensor:
-    """Turn by 45 to 60 degrees to either side."""
+    """Rotate by 45 to 60 degrees in either direction."""
     sign = 1 if torch.rand((), generator=random) < 0.5 else -1
     return F.rotate(x, sign * between(45, 60, random), FILTER, fill=background(x).flatten().tolist())
 
 
 def stretch(x: Tensor, random: torch.Generator) -> Tensor:
-    """Press to 40 to 60% of the height, or of the width."""
+    """Squeeze to 40 to 60% of the height or the width."""
     height, width = x.shape[-2:]
     share, upright = between(0.4, 0.6, random), torch.rand((), generator=random) < 0.5
     small = [height, max(1, int(share * width))] if upright else [max(1, int(share * height)), width]
@@ -88,7 +88,7 @@ def posterise(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def background(x: Tensor) -> Tensor:
-    """The median colour of the four edges, (3, 1, 1)."""
+    """Return the median colour of the four edges, (3, 1, 1)."""
     edge = torch.cat([x[:, 0], x[:, -1], x[:, :, 0], x[:, :, -1]], 1)
     return edge.median(1).values.view(3, 1, 1)
 

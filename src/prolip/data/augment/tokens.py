@@ -32,7 +32,7 @@ class TokenAugment(nn.Module):
 
     @classmethod
     def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], draws: Draws) -> TokenAugment:
-        """For the texts of a model: its vocabulary, padding and [MASK], or an id that no text of the tokenizer has."""
+        """Build the augmentation for a model's texts: vocabulary, padding, [MASK] or an unused id in its place."""
         own = model.mask_token_id
         mask_id = getattr(tokenizer, "unseen_id", None) if own is None else own
         special = {model.pad_token_id, mask_id, *model.special_token_ids, *getattr(tokenizer, "all_special_ids", ())}
@@ -42,7 +42,7 @@ class TokenAugment(nn.Module):
         return cls(shares, words, mask_id=mask_id, pad_id=model.pad_token_id, draws=draws)
 
     def forward(self, text: Tensor, step: int) -> Tensor:
-        """text: (B, L) or (B, C, L) int64, the local rows of this step; returns the like."""
+        """Return augmented texts. text: (B, L) or (B, C, L) int64, the local rows of this step."""
         rows, tokens = len(text), text[0].numel()
         noise = self.draws.uniform(Stream.TOKENS, step, self.draws.rows(rows, text.device), 2 * tokens)
         draws, others = (half.reshape(-1, text.shape[-1]) for half in noise.split(tokens, dim=1))

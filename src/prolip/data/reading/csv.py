@@ -1,4 +1,4 @@
-"""CSV and TSV files read strictly: an open quotation mark, or a row of another width, is an error naming its line."""
+"""Strict reading of CSV and TSV: an open quotation mark, or a row of another width, is an error with its line."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ DOUBLED = 'write a cell with a quotation mark as "5"" nail", as csv.writer and p
 
 
 def show_counts() -> None:
-    """Let a command print the log's warnings, and the count of every table that it reads."""
+    """Let a command print the log's warnings and the row count of every table it reads."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     log.setLevel(logging.INFO)
 
 
 class TableError(ValueError):
-    """A table that cannot be read, or in two ways."""
+    """A table that is unreadable or ambiguous."""
 
 
 class QuotingError(TableError):
-    """A table whose quotation marks do not follow the rules of CSV: in some they are plain text."""
+    """A table with quotation marks that break the rules of CSV; they may be plain text."""
 
 
 @contextmanager
 def open_table(path: str, separator: str, quoting: bool = True) -> Iterator[CsvTable]:
-    """A local table in UTF-8; TableError, in the body too, for other bytes, which names of files alone may hold."""
+    """Open a local UTF-8 table; TableError, in the body too, for other bytes except in file names."""
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
         try:
             yield CsvTable(path, separator, lines, quoting)
         except UnicodeDecodeError as error:
             remedy = f"convert it, e.g. iconv -f LATIN1 (or UTF-16) -t UTF-8 {path} > new.csv"
-            raise TableError(f"{path} is no UTF-8 ({error}): {remedy}") from error
+            raise TableError(f"{path} is not UTF-8 ({error}): {remedy}") from error
 
 
 def check_utf8(cells: list[str], but: int | None = None) -> None:
-    """UnicodeDecodeError for a cell with other bytes. but: the place of one that may hold them."""
+    """Raise UnicodeDecodeError for a cell with other bytes. but: the index of a cell that may have them."""
     for place, cell in enumerate(cells):
         if place != but and not cell.isascii():
             cell.encode(errors="surrogateescape").decode()
 
 
 class CsvTable:
-    """The rows of a table below the names of its columns, without blank ones. quoting: whether marks enclose cells."""
+    """The non-blank rows of a table with a header. quoting: whether quotation marks enclose cells."""
 
     def __init__(self, path: str, separator: str, lines: Iterable[str], quoting: bool = True):
         self.path, self.separator, self.quoting = path, separator, quoting
         self.number, self._open_end = 0, False
-        self._record: list[str] = []  # the lines of the row that is being read
+        self._record: list[str] = []  # lines of the current row
         style: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
         self._reader = csv.reader(self._watch(lines), delimiter=separator, strict=True, quoting=style)
         self.columns: list[str] = []
@@ -60,20 +60,20 @@ class CsvTable:
         check_utf8(self.columns)
 
     def place(self, column: str) -> int:
-        """The place of a column; TableError for one that is there twice."""
+        """Return the index of a column; TableError for a repeated one."""
         if self.columns.count(column) > 1:
-            raise TableError(f"{self.path} line 1 has several columns {column!r}: rename all but the one that is meant")
+            raise TableError(f"{self.path} line 1 has several columns {column!r}: rename all but one")
         return self.columns.index(column)
 
     def read(self, image: int | None = None, damaged: dict[int, str] | None = None) -> Iterator[list[str]]:
-        """The cells of each row. image: the place of image paths; damaged: takes unquoted rows of another width."""
+        """Yield the cells of each row. image: the index of image paths; damaged: unquoted rows of other widths."""
         rows = spanning = 0
         for cells in self._cells:
             if len(cells) != len(self.columns):
                 wrong = self._error(
                     f" has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {len(self.columns)} columns, the "
                     f"last {self.columns[-1]!r}: put texts that hold {self.separator!r} or line breaks in quotation "
-                    "marks, as csv.writer and pandas do, and complete a line that was cut"
+                    "marks, as csv.writer and pandas do, and complete cut lines"
                 )
                 if damaged is None or isinstance(wrong, QuotingError):
                     raise wrong
@@ -87,17 +87,17 @@ class CsvTable:
         log.info("%s: %s (%s)", os.path.basename(self.path), lines, facts)
 
     def _watch(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines as they are; those of a row stay in `_record`."""
+        """Yield the lines unchanged; those of a row stay in `_record`."""
         for line in lines:
             self._record.append(line)
             if "\0" in line:
                 where = f"{self.path} line {self._reader.line_num + 1}"
-                raise TableError(f"{where} holds a zero byte: fetch it again, or convert it from UTF-16 to UTF-8")
+                raise TableError(f"{where} has a zero byte: fetch it again, or convert it from UTF-16 to UTF-8")
             yield line
         self._open_end = bool(self._record) and not line.endswith(("\n", "\r"))
 
     def _records(self) -> Iterator[list[str]]:
-        """The cells of each row, without blank ones: spreadsheets write lines of separators alone."""
+        """Yield the cells of each row, without blank ones: spreadsheets write lines of only separators."""
         try:
             for cells in self._reader:
                 self.number += 1
@@ -109,8 +109,8 @@ class CsvTable:
             raise self._error(f": {error}{why}") from error
 
     def _error(self, what: str) -> TableError:
-        """The error of the row that is read; a QuotingError if its quotation marks may be the cause."""
+        """Return the error of the current row, a QuotingError if its quotation marks may be the cause."""
         message = f"{self.path} line {self._reader.line_num - len(self._record) + 1}{what}"
         if not self.quoting:
-            return TableError(f"{message}; quotation marks were read as plain text and enclose nothing")
+            return TableError(f"{message}; quotation marks were read as plain text")
         return (QuotingError if any('"' in line for line in self._record) else TableError)(message)

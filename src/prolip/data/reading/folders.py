@@ -1,4 +1,4 @@
-"""Images that are known beforehand, row by row: of folders, published sets and tables."""
+"""Images known in advance as rows, from folders, published sets and tables."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from prolip.utils.threads import default_workers, in_threads
 if TYPE_CHECKING:
     from prolip.data.reading.parquet import EmbeddedImages
 
-AHEAD = 64  # files that are hashed ahead of the requested one
+AHEAD = 64  # files hashed ahead of the requested one
 
 
 @dataclass(slots=True)
 class ImageRow:
     """An image with its captions and a record of caption fields, conditions and a label."""
 
-    path: str  # of its file, unique; of bytes in a table, TABLE#ROW
+    path: str  # path of its unique file; TABLE#ROW for bytes in a table
     caption: Plain
     record: dict[str, Any]
-    number: int = 0  # its row as a spreadsheet counts them, 0 without a table
-    inside: tuple[int, int, int] | None = None  # the place of its bytes in a table, for `EmbeddedImages`
+    number: int = 0  # row number as a spreadsheet counts, 0 without a table
+    inside: tuple[int, int, int] | None = None  # position of its bytes in a table, for `EmbeddedImages`
 
     @property
     def key(self) -> str:
-        """The path as it can be shown."""
+        """The path in printable form."""
         return printable(self.path)
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Reads row i as a raw sample, as if it came from a shard."""
+    """Reader of row i as a raw sample, as if it came from a shard."""
 
     rows: Sequence[ImageRow]
-    embedded: EmbeddedImages | None = None  # reads the images that a table holds
-    held_out: ImageRows | None = None  # what a split holds out of these rows, which are its rest
+    embedded: EmbeddedImages | None = None  # reader of the images in a table
+    held_out: ImageRows | None = None  # the rows that a split holds out of these
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __call__(self, index: int) -> Raw:
-        """The raw sample; SampleFault where the file cannot be read."""
+        """Return the raw sample; SampleFault if the file cannot be read."""
         row = self.rows[index]
         try:
             if row.inside is not None and self.embedded is not None:
                 data = self.embedded(row.inside)
             else:
                 data = read_file(row.path, SAMPLE_BYTES)
-        except (OSError, ValueError) as error:  # the latter for a path with a zero byte
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
             reason = getattr(error, "strerror", None) or error
             where = f" (row {row.number} of the table)" if row.number else ""
             raise SampleFault("missing image", f"{printable(row.path)}: {reason}{where}") from error
@@ -71,13 +71,13 @@ class ImageRows:
         return {suffix if suffix in IMAGE_SUFFIXES else "jpg": data, **self.texts(index)}
 
     def texts(self, index: int) -> Raw:
-        """The raw sample without its image."""
+        """Return the raw sample without its image."""
         row = self.rows[index]
         plain = {} if row.caption is None else {"txt": row.caption}
         return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
 
     def groups(self) -> Groups | None:
-        """The row groups of a table, with their share of a process's memory; None for files."""
+        """Return a table's row groups and their share of a process's memory; None for files."""
         if self.embedded is None:
             return None
         places = [row.inside[:2] for row in self.rows if row.inside is not None]
@@ -86,7 +86,7 @@ class ImageRows:
         return Groups(torch.tensor([numbers[place] for place in places]), sizes)
 
     def part(self, split: Split) -> ImageRows:
-        """The rows on one side of a split by content; all images are read, and those that cannot be are in the rest."""
+        """Return the rows of one part of a split by content. Reads all images; unreadable ones are in the rest."""
 
         def is_held_out(index: int) -> bool:
             try:
@@ -100,31 +100,31 @@ class ImageRows:
         if not len(held) or (not len(rest) and split.part == "rest"):
             other = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
             what, other = ("leaves", "a smaller share, such as --split 0.1") if len(held) else ("holds out", other)
-            raise ValueError(f"--split {split.share} {what} none of {len(self)} images: give {other}")
+            raise ValueError(f"--split {split.share} {what} none of {len(self)} images. Give {other}")
         return held if split.part == "held-out" else replace(rest, held_out=held)
 
 
 def rows_of(paths: Iterable[str]) -> ImageRows:
-    """Image files of which nothing else is known."""
+    """Return image files as rows without captions or fields."""
     return ImageRows([ImageRow(path, None, {}) for path in paths])
 
 
 def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:
-    """The rows that pass; ValueError where there is none."""
+    """Return the selected rows; ValueError if there is none."""
     every = list(rows)
     kept = [row for row in every if selector is None or selector(row.record)]
     if not kept:
         fields = f", with the fields {', '.join(every[0].record) or 'none'}" if every else ""
-        raise ValueError(f"{what} gives no sample: it has {len(every)} rows{fields}; select is {selector}")
+        raise ValueError(f"{what} has no selected sample: it has {len(every)} rows{fields}; select is {selector}")
     return ImageRows(kept)
 
 
 def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
-    """Images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
+    """Read images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
 
-    The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
-    record holds `class`, if any, and the fields of `<image>.json`. Names that begin with a dot are skipped, as are
-    links back to a folder above. ValueError without any image and for a link that leaves the folder, OSError.
+    The caption is the text of `<image>.txt` (same stem) next to it, else the class name with underscores as spaces. The
+    record has `class`, if any, and the fields of `<image>.json`. Names that begin with a dot, and links to a folder
+    above, are skipped. ValueError if there is no image or a link leaves the folder; OSError.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"image folder {root!r} is missing. {explain_missing(root)}")
@@ -139,20 +139,20 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
                 continue
             check_inside(root, stem + suffix)
             row = ImageRow(stem + suffix, label, {} if label is None else {"class": label})
-            for path, wanted in ((f"{stem}.txt", "UTF-8"), (f"{stem}.json", "JSON object")):
+            for path, form in ((f"{stem}.txt", "UTF-8"), (f"{stem}.json", "a JSON object")):
                 if os.path.basename(path) not in present:
                     continue
                 check_inside(root, path)
                 try:
                     text = text_of(path, JSON_BYTES)
-                    found = loads(text, unique=True) if wanted == "JSON object" else {}
+                    found = loads(text, unique=True) if form == "a JSON object" else {}
                     if not isinstance(found, dict):
-                        raise ValueError(f"a {type(found).__name__}, wanted an object")
+                        raise ValueError(f"a {type(found).__name__}, expected an object")
                 except ValueError as error:
-                    raise ValueError(f"{path} is no {wanted}: {error}; repair or remove it") from error
+                    raise ValueError(f"{path} is not {form}: {error}. Repair or remove it") from error
                 row.record |= found
-                row.caption = text if wanted == "UTF-8" else row.caption
+                row.caption = text if form == "UTF-8" else row.caption
             rows.append(row)
     if not rows:
-        raise ValueError(f"folder {root} holds no image ({', '.join(IMAGE_SUFFIXES)}); it holds {listing(root)}")
+        raise ValueError(f"folder {root} has no image ({', '.join(IMAGE_SUFFIXES)}); it contains {listing(root)}")
     return keep_selected(rows, selector, root)

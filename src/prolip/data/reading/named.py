@@ -13,7 +13,7 @@ from prolip.data.sets import SETS
 from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 
-#: Every kind of data -> how a user writes it.
+#: Every kind of data -> the form in which to give it.
 KINDS = {
     "csv": "csv:FILE",
     "parquet": "parquet:FILE or FOLDER",
@@ -30,7 +30,7 @@ KINDS = {
     "emoji": "emoji:TARS",
     "synthetic": "synthetic:SAMPLES",
 }
-#: Tables, which are local files; kinds that `read_rows` reads; kinds of test sets.
+#: Tables, which are local files; the kinds that `read_rows` reads; the kinds of test sets.
 TABLES = ("csv", "parquet", "jsonl")
 ROWS = (*TABLES, "images", *SETS)
 TESTED = tuple(kind for kind in KINDS if kind not in ("texts", "features", "synthetic"))
@@ -40,7 +40,7 @@ SUFFIXES |= dict.fromkeys((".tar", ".tar.gz", ".tgz"), "shards")
 
 
 class NamedSource(NamedTuple):
-    """Data by its kind, a word of KINDS, and its address: a path, a URL, or several as the kind writes them."""
+    """Data by its kind, a word of KINDS, and its address: a path, a URL, or several in the form of the kind."""
 
     kind: str
     address: str
@@ -50,7 +50,7 @@ class NamedSource(NamedTuple):
 
 
 def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple(KINDS)) -> NamedSource:
-    """The source that KIND:ADDRESS names, or a bare address, by its form or content; errors begin with the flag."""
+    """Return the source of KIND:ADDRESS, or of a bare address by its form or content; errors start with the flag."""
     word, colon, address = text.partition(":")
     forms = ", ".join(KINDS[kind] for kind in KINDS if kind in kinds)
     if colon and word in KINDS:
@@ -60,26 +60,26 @@ def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple
     else:
         source = NamedSource(kind_of(text, flag, forms), text)
     if source.kind not in kinds:
-        what = f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take"
+        what = f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not accept"
         raise ValueError(f"{what}: give one of {forms}")
     return source
 
 
 def without_word(text: str) -> str:
-    """The address of a source, however it was written."""
+    """Return the address of a source with or without its kind."""
     word, colon, address = text.partition(":")
     return address if colon and word in KINDS else text
 
 
 def kind_of(address: str, flag: str, forms: str) -> str:
-    """The kind of a bare address; errors as `parse_source`."""
+    """Return the kind of a bare address; errors as in `parse_source`."""
     path, (word, colon, _) = local_path(address), address.partition(":")
     shown = f"{flag} {redacted(address)!r}"
     if address.startswith("pipe:"):
         return "shards"
     if colon and "://" not in address and not os.path.exists(path) and (near := get_close_matches(word, KINDS)):
         offer = " or ".join(KINDS[kind] for kind in near)
-        raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {offer}? There are {forms}")
+        raise ValueError(f"{shown}: {word!r} is not a kind of data. Did you mean {offer}? Known are {forms}")
     if "::" in address:
         return "shards"
     if is_local(address) and os.path.isdir(path):
@@ -88,7 +88,7 @@ def kind_of(address: str, flag: str, forms: str) -> str:
             return any(any(Path(path).glob(pattern)) for pattern in patterns)
 
         if holds("*/nshards.txt", "test/*.tar") or (holds("*.tar") and holds("nshards.txt", "classnames.txt")):
-            return "wds"  # clip_benchmark's layout
+            return "wds"  # layout of clip_benchmark
         return "shards" if holds("*.tar") else "parquet" if holds("*.parquet") else "images"
     for suffix, kind in SUFFIXES.items():
         if address.lower().endswith(suffix):
@@ -98,5 +98,5 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     check_address(address)
     if not colon and not os.path.exists(address):
         raise FileNotFoundError(f"{shown} is missing (looked from {os.getcwd()}). {explain_missing(address)}")
-    what = f"{shown} is no folder and ends in none of {', '.join(SUFFIXES)}"
-    raise ValueError(f"{what}: check the name, or say what it is by a word, as one of {forms}")
+    what = f"{shown} is not a folder and has no suffix of {', '.join(SUFFIXES)}"
+    raise ValueError(f"{what}: check the name, or put its kind before it: {forms}")

@@ -1,4 +1,4 @@
-"""Parquet tables, read by row groups, with images as paths or as bytes that are read when needed."""
+"""Parquet tables, read by row groups, with images as paths or as bytes that are read on demand."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Inside = tuple[int, int, int]
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """One table; TableError for another file."""
+    """Open one table; TableError for another file."""
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path} is no Parquet table ({error}): fetch or write it again") from error
+        raise TableError(f"{path} is not a Parquet table ({error}). Fetch or write it again") from error
 
 
 class ParquetTable:
-    """The rows of a file, a folder or a wildcard, of the same columns. head: the first; b"" is for bytes of images."""
+    """The rows of a file, folder or wildcard with equal columns. head: the first; b"" represents image bytes."""
 
     def __init__(self, address: str, head: int):
         pattern = os.path.join(glob.escape(address), "*.parquet") if os.path.isdir(address) else address
@@ -40,7 +40,7 @@ class ParquetTable:
             raise FileNotFoundError(f"no Parquet table {address!r} (looked from {os.getcwd()}): check the path")
         first = open_parquet(self.files[0])
         self.columns = list(first.schema_arrow.names)
-        #: Columns of bytes, or of {bytes, path} as Hugging Face writes them, and those with paths that are read.
+        #: Columns of bytes, or of {bytes, path} as Hugging Face writes them, and those with paths to read.
         self.bytes, self.paths = set[str](), set[str]()
         for column in first.schema_arrow:
             parts = {part.name for part in column.type} if pa.types.is_struct(column.type) else set()
@@ -48,7 +48,7 @@ class ParquetTable:
                 self.bytes.add(column.name)
             if "bytes" in parts and "path" in parts:
                 self.paths.add(column.name)
-        self.names: dict[str, list[str]] = {}  # column -> its classes, as Hugging Face's `ClassLabel` writes them
+        self.names: dict[str, list[str]] = {}  # column -> its classes, as in Hugging Face's `ClassLabel`
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             features = json.loads((first.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
             self.names = {name: list(kind["names"]) for name, kind in features.items() if "names" in kind}
@@ -56,15 +56,15 @@ class ParquetTable:
         self.head = [dict(zip(self.columns, values)) for values in islice(self._values(first, self.columns), head)]
 
     def read(self, image: str, others: Sequence[str]) -> Iterator[tuple[str, int, Inside | None, list[Any]]]:
-        """Of each row the file, its number from 1, where the image's bytes are, and the values, the image's first."""
-        if image in self.bytes:  # of which Hugging Face may write paths alone
+        """Yield each row's file, its number from 1, the position of the image's bytes, and the values, image first."""
+        if image in self.bytes:  # Hugging Face may write paths without bytes
             first = open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False)
             if any(bytes_of(value) is not None for batch in islice(first, 1) for value in batch.column(0).to_pylist()):
                 self.embedded = EmbeddedImages(tuple(self.files), image)
         for number, path in enumerate(self.files):
             file = open_parquet(path)
             if missing := [name for name in (image, *others) if name not in file.schema_arrow.names]:
-                other = f"which {self.files[0]} has: give tables of one kind"
+                other = f"which {self.files[0]} has. Give tables with the same columns"
                 raise TableError(f"{path} has no column {missing[0]!r}, {other}")
             groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             places = ((number, group, row) for group, rows in enumerate(groups) for row in range(rows))
@@ -72,7 +72,7 @@ class ParquetTable:
                 yield path, count, place if self.embedded else None, values
 
     def _values(self, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """The values of each row; of images their paths, or b"" where they have none."""
+        """Yield the values of each row; for images their paths, or b"" if they have none."""
         light = [f"{name}.path" if name in self.paths else name for name in columns]
         light = [name for name in light if name not in self.bytes]
         for batch in file.iter_batches(batch_size=1024, columns=light, use_threads=False):
@@ -87,7 +87,7 @@ class ParquetTable:
 
 
 def bytes_of(value: Any) -> bytes | None:
-    """The bytes in a cell."""
+    """Return the bytes in a cell."""
     return value.get("bytes") if isinstance(value, dict) else value
 
 
@@ -105,8 +105,8 @@ class EmbeddedImages:
         return EmbeddedImages, (self.files, self.column)
 
     def __call__(self, place: Inside) -> bytes:
-        """The bytes of an image; SampleFault where the row has none."""
-        if self._owner != os.getpid():  # a fork may have copied a lock that is held
+        """Return the bytes of an image; SampleFault if the row has none."""
+        if self._owner != os.getpid():  # a fork may have copied a held lock
             self._owner, self._lock = os.getpid(), threading.Lock()
         file, group, row = place
         with self._lock:
@@ -119,9 +119,9 @@ class EmbeddedImages:
                 self._kept[file, group] = column
         data = bytes_of(column[row].as_py())
         if not data:
-            raise SampleFault("missing image", f"{self.files[file]} holds no bytes in column {self.column!r} there")
+            raise SampleFault("missing image", f"{self.files[file]} has no bytes there in column {self.column!r}")
         return data
 
     def share(self, file: int, group: int) -> float:
-        """The size of a row group, as a share of ROOM."""
+        """Return the size of a row group, as a share of ROOM."""
         return open_parquet(self.files[file]).metadata.row_group(group).total_byte_size / ROOM

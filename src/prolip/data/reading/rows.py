@@ -1,4 +1,4 @@
-"""Any source as rows of images with captions, or as samples of shards; the captions and the class that these state."""
+"""Any source as rows of images with captions, or as samples of shards; their captions and classes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def read_rows(
     split: Split | None = None,
     max_bad: float | None = None,
 ) -> ImageRows:
-    """The images of a source, one of the kinds ROWS, each with all of its captions and its record.
+    """Return the images of a source, one of the kinds ROWS, each with all captions and its record.
 
-    splits: of a published set, joined by '+'; split: the side of a share held out by content; max_bad: the share of a
-    table's rows that may lack their image or caption (None: none, no flag is offered). FileNotFoundError, ValueError.
+    splits: of a published set, joined by '+'; split: part of a split by content; max_bad: share of a table's rows that
+    may lack their image or caption (None: none, without advice on flags). FileNotFoundError, ValueError.
     """
     if source.kind == "images":
         rows = read_folder(local_path(source.address), selector)
@@ -51,13 +51,13 @@ def read_rows(
 
 
 def base_of(source: NamedSource) -> str:
-    """The folder that keys of a source's images start from: of its images, or of its table."""
+    """Return the folder from which keys of a source's images start: the images' or the table's."""
     places = [source.address] if source.kind in (*TABLES, "images") else source.address.split(",")
     return next((place for place in reversed(places) if os.path.isdir(place)), os.path.dirname(places[0]))
 
 
 def key_of(row: ImageRow, base: str) -> str:
-    """The key of a row, from a folder that its image lies below."""
+    """Return the key of a row, relative to a folder above its image."""
     whole, base = os.path.abspath(row.path), os.path.abspath(base)
     if os.path.commonpath([whole, base]) != base:
         return row.key
@@ -65,17 +65,17 @@ def key_of(row: ImageRow, base: str) -> str:
 
 
 def file_of(row: ImageRow) -> str:
-    """The file that holds an image: its own, or a table."""
+    """Return the file that contains an image: its own, or a table."""
     return row.path.rpartition("#")[0] if row.inside else row.path
 
 
 def stated_by_row(row: ImageRow) -> Stated:
-    """The captions and the class of a row."""
+    """Return the captions and the class of a row."""
     return texts(row.caption, PLAIN), label_of(row.record)
 
 
 def stated_by(raw: Raw) -> Stated:
-    """Captions (`.txt`, or the likeliest field of `.json`) and class (`.cls`, or a field) of a shard's sample."""
+    """Return captions (`.txt`, or the likeliest `.json` field) and class (`.cls`, or a field) of a shard's sample."""
     record: dict[str, Any] = {}
     with suppress(SampleFault) if PLAIN in raw else nullcontext():
         record = json_record(raw) if "json" in raw else {}
@@ -87,13 +87,13 @@ def stated_by(raw: Raw) -> Stated:
 
 
 def label_of(record: Mapping[str, Any]) -> str | None:
-    """The class in a record, None without one."""
+    """Return the class in a record, None without one."""
     values = (value for word in LABELS for name, value in record.items() if plain(name) == word)
     return next((str(x).strip() for x in values if isinstance(x, (str, int)) and str(x).strip()), None)
 
 
 def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
-    """The samples of shards, or images as shards hold them; without on_fault texts stay where an image is lost."""
+    """Yield the samples of shards, or images as in shards; without on_fault, keep the texts of an unreadable image."""
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":
         for url, *_ in expand_shards(source.address):
@@ -115,7 +115,7 @@ def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split |
 
 
 def as_stored(raw: Raw, key: str) -> Raw:
-    """A row as a shard holds it, under a key without dots: one caption as `.txt`, several in its `.json`."""
+    """Return a row as a shard stores it, under a key without dots: one caption as `.txt`, several in its `.json`."""
     captions = texts(raw.get(PLAIN), PLAIN)
     single = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
     record = raw["json"] | ({SEVERAL: captions} if captions and not single else {})

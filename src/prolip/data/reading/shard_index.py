@@ -1,7 +1,7 @@
 """The shard index: samples, bytes and SHA-256 of every shard, written after one strict reading (`prolip data index`).
 
 The file is JSON: {"format": FORMAT, "shards": {name: {"samples", "bytes", "sha256"}}}. A name is relative to the
-index's folder where the shard is below it, else its URL without user info and query, or the hash of a `pipe:` command.
+index's folder if the shard is below it, else its URL without user info and query, or the hash of a `pipe:` command.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from prolip.utils.secrecy import redacted, tag
 
 FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
-HASHED = "pipe:sha256="  # before the salted hash of a command, in the name of its shard
+HASHED = "pipe:sha256="  # prefix of a command's salted hash, the name of its shard
 ENTRY = np.dtype([("samples", np.int64), ("bytes", np.int64), ("sha256", "S64")])
-INDEX_BYTES = 2**30  # of an index, some 200 per shard and 3,000 in older ones
+INDEX_BYTES = 2**30  # largest index, about 200 per shard and 3,000 in older ones
 PIPES = ReadPolicy(pipes=True)
 
 
@@ -72,30 +72,30 @@ class Addresses(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """An entry for each of N shards, in N (A + 80) bytes where their names have A."""
+    """Entries of N shards, in N (A + 80) bytes if their names have A bytes."""
 
     place: str  # path or URL of the index, for messages
-    names: Addresses  # in their order
+    names: Addresses  # in order
     values: np.ndarray  # (N,) of ENTRY
 
     @classmethod
     def of(cls, place: str, entries: Mapping[str, tuple[int, int, str]]) -> ShardIndex:
-        """An index of these entries by name."""
+        """Return an index of these entries by name."""
         names = sorted(entries)
         return cls(place, Addresses(names), np.array([tuple(entries[name]) for name in names], ENTRY))
 
     def __getitem__(self, url: str) -> Entry:
-        """The entry of a shard; ValueError where there is none."""
+        """Return the entry of a shard; ValueError if there is none."""
         samples, size, sha256 = self.values[self.rows([url])[0]].item()
         return Entry(samples, size, sha256.decode())
 
     def entries(self) -> dict[str, Entry]:
-        """All entries by name."""
+        """Return all entries by name."""
         rows = zip(self.names, self.values.tolist())
         return {name: Entry(samples, size, sha256.decode()) for name, (samples, size, sha256) in rows}
 
     def rows(self, urls: Sequence[str]) -> np.ndarray:
-        """Where the entries of shards are; ValueError for a shard without one."""
+        """Return the rows of shards in the index; ValueError for a shard without an entry."""
         wanted = Addresses(map(self.name_of, urls)).block
         rows = np.searchsorted(self.names.block, wanted)
         lacking = rows == len(self.names)
@@ -106,7 +106,7 @@ class ShardIndex:
         return rows
 
     def name_of(self, url: str) -> str:
-        """The name of a shard here: of a command its hash where that is known, else `canonical`."""
+        """Return the name of a shard here: the hash of a command if it is known, else `canonical`."""
         if url.startswith("pipe:"):
             commands = set(self.names[np.char.startswith(self.names.block, HASHED.encode())])
             for salt in {name.removeprefix(HASHED).partition("-")[0] for name in commands}:
@@ -115,12 +115,12 @@ class ShardIndex:
         return canonical(url)
 
     def only(self, urls: Sequence[str], sizes: Mapping[str, int]) -> tuple[ShardIndex, int]:
-        """The index of these shards alone, and their samples in all; ValueError for another size than in `sizes`."""
+        """Return the index of only these shards, and their total samples; ValueError if a size differs from `sizes`."""
         chosen = self.rows(urls)
         for url, wanted in zip(urls, self.values["bytes"][chosen].tolist()):
             if (size := sizes.get(url, wanted)) != wanted:
                 raise ValueError(
-                    f"{self.place} says that {url} has {wanted} bytes, it has {size}: if the shard is right, "
+                    f"{self.place} says that {url} has {wanted} bytes, but it has {size}: if the shard is right, "
                     f"{remedy(url, self.place)}; if the index is, fetch the shard again"
                 )
         kept = np.unique(chosen)
@@ -129,30 +129,30 @@ class ShardIndex:
 
 
 def canonical(url: str) -> str:
-    """One spelling per shard: local paths are absolute, without `file:`; URLs are without user info and query."""
+    """Return one spelling per shard: absolute local paths without `file:`, URLs without user info and query."""
     if url.startswith("pipe:"):
         return url
     return os.path.abspath(local_path(url)) if is_local(url) else redacted(url)
 
 
 def parent(url: str) -> str:
-    """The folder of a shard or an index, as a path or a URL."""
+    """Return the folder of a shard or an index, as a path or a URL."""
     return posixpath.dirname(canonical(url))
 
 
 def remedy(url: str, place: str) -> str:
-    """The command that writes an index again."""
+    """Return the command that rewrites an index."""
     default = posixpath.join(parent(url), INDEX_NAME) in map(canonical, place.split(", "))
     shards = posixpath.join(parent(url), "*.tar") if is_local(url) else "SHARDS"
     return f"run: prolip data index '{shards}'" + ("" if default else f" --output {place}")
 
 
 def from_json(text: bytes, place: str) -> ShardIndex | None:
-    """The index in a file; None where the file is another's. ValueError where it is no JSON or damaged."""
+    """Parse an index file; None for another program's file. ValueError if it is damaged or not JSON."""
     try:
         data = loads(text)
     except ValueError as error:
-        raise ValueError(f"{place} is no JSON ({error}): remove it, or write it again by prolip data index") from error
+        raise ValueError(f"{place} is not JSON ({error}). Remove it, or rewrite it with prolip data index") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         return None
     folder, entries, fields = parent(place), {}, itemgetter(*Entry._fields)
@@ -161,29 +161,29 @@ def from_json(text: bytes, place: str) -> ShardIndex | None:
             samples, size, sha256 = entry = fields(values)
             whole = type(samples) is type(size) is int and 0 <= samples < 2**63 and 0 <= size < 2**63
             if not (whole and isinstance(sha256, str) and len(sha256) < 65):
-                wanted = "wanted whole numbers of 0 or more and a SHA-256"
-                raise ValueError(f"{shown(name)} is {shown(values)}, {wanted}")
+                expected = "expected whole numbers of 0 or more and a SHA-256"
+                raise ValueError(f"{shown(name)} is {shown(values)}, {expected}")
             url = name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)
             settled = url[:1] == "/" and "//" not in url and "/." not in url and url[-1] != "/"
-            entries[url if settled else canonical(url)] = entry  # abspath takes longer
+            entries[url if settled else canonical(url)] = entry  # abspath is slow
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from error
+        raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}). Write it again") from error
     return ShardIndex.of(place, entries)
 
 
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
-    """The index at a path or URL; ValueError where it is none, ShardFault where it cannot be read."""
+    """Return the index at a path or URL; ValueError if it is not an index, ShardFault if it cannot be read."""
     with closing(open_stream(place, policy)) as stream:
         data = read_up_to(stream, INDEX_BYTES + 1)
     if len(data) > INDEX_BYTES:
-        raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
+        raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes, too many for an index")
     if (index := from_json(data, place)) is None:
-        raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
+        raise ValueError(f"{place} is not a {FORMAT!r}: write one with prolip data index SHARDS --output {place}")
     return index
 
 
 def find_index(urls: Sequence[str]) -> ShardIndex | None:
-    """The index.json files beside local shards, joined; None where a shard is remote or a folder has none."""
+    """Return the joined index.json files next to local shards; None if a shard is remote or a folder has none."""
     if not urls or not all(map(is_local, urls)):
         return None
     found: list[ShardIndex] = []
@@ -200,7 +200,7 @@ def find_index(urls: Sequence[str]) -> ShardIndex | None:
 
 
 class IndexedShard(NamedTuple):
-    """The result for one shard. entry: None where it could not be read; message: why not, or why it is empty."""
+    """The result for one shard. entry: None if it could not be read; message: the reason, or why it is empty."""
 
     url: str
     entry: Entry | None
@@ -221,7 +221,7 @@ def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
-    """One result per shard, in their order, from `workers` processes."""
+    """Yield one result per shard in their order, from `workers` processes."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
         yield from map(work, urls)
@@ -232,7 +232,7 @@ def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> I
 
 
 def write_index(index: ShardIndex) -> None:
-    """Write an index to its place, whole or not at all; names are relative to it."""
+    """Write an index to its place, completely or not at all; names are relative to it."""
     folder, entries = parent(index.place) + "/", index.entries().items()
     shards = {redacted(url.removeprefix(folder)): entry._asdict() for url, entry in entries}
     data = json.dumps({"format": FORMAT, "shards": shards}, indent=0).encode()
@@ -240,7 +240,7 @@ def write_index(index: ShardIndex) -> None:
         with replacing(Path(local_path(index.place))) as temporary:
             temporary.write_bytes(data)
     else:
-        with fsspec.open(index.place, "wb") as remote:  # object stores show an object once it is complete
+        with fsspec.open(index.place, "wb") as remote:  # object stores show an object only when it is complete
             remote.write(data)
 
 
@@ -251,19 +251,19 @@ def build_index(
     policy: ReadPolicy = PIPES,
     seen: Callable[[IndexedShard], None] = lambda shard: None,
 ) -> str:
-    """Read shards and write their index, by default index.json beside them; returns its place, "" without any.
+    """Read shards and write their index, by default index.json next to them; return its place, "" if all failed.
 
-    seen: takes the result of each shard. Errors before anything is read where no index can be written there.
+    seen: takes the result of each shard. Errors before reading if no index can be written there.
     """
     if not place:
         folders = sorted({parent(url) for url in urls})
         if len(folders) > 1 or any(url.startswith("pipe:") for url in urls):
             where = f"{len(folders)} folders ({folders[0]}, {folders[1]}...)" if len(folders) > 1 else "a command"
-            raise ValueError(f"the shards come from {where}: say where the index goes with --output FILE")
+            raise ValueError(f"the shards come from {where}. Name the index file with --output FILE")
         place = f"{folders[0]}/{INDEX_NAME}"
     check_address(place)
     if place.startswith(("http://", "https://")):
-        raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
+        raise ValueError(f"cannot write to {place}. Name the index file with --output FILE")
     if is_local(place):
         check_output(local_path(place))
     else:
@@ -278,5 +278,5 @@ def build_index(
     try:
         write_index(ShardIndex.of(place, entries))
     except Exception as error:  # every store has its own exceptions
-        raise OSError(f"{place} cannot be written ({error}): make room, or give another --output") from error
+        raise OSError(f"cannot write {place} ({error}). Free some space, or give another --output") from error
     return place

@@ -1,4 +1,4 @@
-"""A shard's bytes as one stream that outlives its connections and is compared with an index; allowed addresses."""
+"""A shard's bytes as one stream that survives broken connections and is checked against an index; allowed addresses."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from prolip.utils.documents import shown
 from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
-Note = Callable[[SampleFault], None]  # takes faults that are counted and end nothing
+Note = Callable[[SampleFault], None]  # receives faults that are counted and do not end the stream
 SCHEMES = ("file", "http", "https", "s3", "gs", "hf")
-ALLOWED = "give a path (./NAME where a file's name looks like a URL) or a URL of file, http, https, s3, gs or hf"
-#: Words before a colon that name models, or commands somewhere.
+ALLOWED = "give a path (./NAME if a file name looks like a URL) or a URL of file, http, https, s3, gs or hf"
+#: Words before a colon that name models or, elsewhere, commands.
 OF_MODELS, COMMANDS = ("hf-hub", "local-dir"), ("pipe", "shell", "exec", "cmd")
 BEGINNING = re.compile(r"([a-z][a-z0-9+.-]*)(://|::|:)", re.IGNORECASE)
-#: Addresses of one brace pattern, depth of its braces, and characters of all addresses.
+#: Limits: addresses of one brace pattern, depth of its braces, and characters of all addresses.
 MOST, DEPTH, CHARACTERS = 10_000_000, 50, 2**34
 RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
-OVERLAP = 4096  # bytes that are read again after a break and compared, for servers that change an object silently
-PROGRESS = 2**20  # bytes after which retries are counted from 0
+OVERLAP = 4096  # bytes read again after an interruption and compared, because some servers change objects silently
+PROGRESS = 2**20  # bytes after which retries are counted from 0 again
 
 
 def check_address(address: str, pipes: bool = False) -> str:
-    """The address itself; ValueError for anything but a path, a URL of SCHEMES and, with `pipes`, a `pipe:` command.
+    """Return the address; ValueError unless it is a path, a URL of SCHEMES or, with `pipes`, a `pipe:` command.
 
-    fsspec opens many more schemes and chains of them (`zip://`, `simplecache::`), some of which run programs.
+    fsspec opens many more schemes and chains (`zip://`, `simplecache::`), some of which run programs.
     """
     if (pipes and address.startswith("pipe:")) or address.startswith(("http://", "https://")):
         return address
@@ -62,20 +62,20 @@ def check_address(address: str, pipes: bool = False) -> str:
         allowed = word == "file" or not refused
     if allowed:
         return address
-    why = ", commands are run for training shards (--train-data 'pipe:COMMAND') and nowhere else" if is_command else ""
+    why = ": only training shards may be commands (--train-data 'pipe:COMMAND')" if is_command else ""
     if word.lower() in OF_MODELS:
-        why = f", {word}: is for models alone"
-    raise ValueError(f"{redacted(address)!r} is not opened{why}: {ALLOWED}" + (", or a pipe: command" * pipes))
+        why = f": {word}: is only for models"
+    raise ValueError(f"{redacted(address)!r} is not allowed{why}; {ALLOWED}" + (", or a pipe: command" * pipes))
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The texts of a pattern with braces, as in bash; ValueError if unbalanced or for more than MOST, counted first."""
+    """Expand a brace pattern as bash does; ValueError if unbalanced, or for more than MOST texts, counted first."""
     text, count, commas = re.sub(r"\\.", "", pattern), 1.0, [0]
     try:
         for found in RANGE.finditer(text):
             ends = found.groups()[:2]
             if len(found[0]) > 60:
-                count = inf  # numbers of so many digits are a mistake
+                count = inf  # numbers this long are a mistake
             elif ends[0].isalpha() == ends[1].isalpha():
                 first, last = (alphabet.index(end) if end.isalpha() else int(end) for end in ends)
                 count *= abs(last - first) // (int(found[3] or 1) or 1) + 1
@@ -89,27 +89,27 @@ def expand_braces(pattern: str) -> list[str]:
             if not 0 < len(commas) <= DEPTH:
                 break
         if len(commas) != 1:
-            raise ValueError(f"its braces are not balanced, or more than {DEPTH} deep")
+            raise ValueError(f"its braces are unbalanced or nested more than {DEPTH} deep")
         if count > MOST or count * len(pattern) > CHARACTERS:
             number = f"{count:,.0f}" if count < 10**15 else "more than 10^15"
-            raise ValueError(f"it stands for {number} addresses, at most {MOST:,} of 16 GB in all are read: correct it")
+            raise ValueError(f"it expands to {number} addresses: correct it, the limit is {MOST:,} and 16 GB in total")
         return list(braceexpand(pattern))
     except ValueError as error:
         raise ValueError(f"brace pattern {shown(redacted(pattern))}: {error}") from None
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL is a path of this machine."""
+    """Return whether a URL is a path of this machine."""
     return url.startswith("file:") or not (url.startswith("pipe:") or "://" in url)
 
 
 def local_path(url: str) -> str:
-    """The path of a local URL."""
+    """Return the path of a local URL."""
     return url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else url
 
 
 def connect(url: str, position: int, policy: ReadPolicy) -> Connection:
-    """One attempt to read `url` from a byte on. ValueError for an address that the policy does not allow."""
+    """Try once to read `url` from a byte on. ValueError for an address that the policy forbids."""
     check_address(url, policy.pipes)
     if url.startswith("pipe:"):
         if position:
@@ -121,28 +121,28 @@ def connect(url: str, position: int, policy: ReadPolicy) -> Connection:
 
 
 class ResumingStream:
-    """A shard's bytes, connected. A retry continues at the byte where the stream was, never before or after it.
+    """A shard's bytes, connected. A retry continues at the byte where the stream stopped.
 
-    on_retry: takes every failure that is followed by another attempt. ShardFault: "unreadable shard": missing,
-    forbidden, an HTML page; "interrupted shard": policy.retries failures in a row (time-outs, resets, 5xx, bodies cut
-    short); "changed shard": the object is another one now; "broken shard": a command failed.
+    on_retry: receives every failure that another attempt follows. ShardFault: "unreadable shard": missing, denied, an
+    HTML page; "interrupted shard": policy.retries failures in a row (timeouts, resets, 5xx, bodies cut short); "changed
+    shard": the object is a different one now; "broken shard": a command failed.
     """
 
     def __init__(self, url: str, policy: ReadPolicy | None = None, on_retry: Note | None = None):
         self.url, self.policy, self.on_retry = url, policy or ReadPolicy(), on_retry
         self.identity: Identity | None = None
         self.position, self._tail, self._failures, self._failed_at = 0, b"", 0, 0
-        self._jitter = random.Random()  # of its own: waiting must not touch what training draws from
+        self._jitter = random.Random()  # own generator: waiting must not affect training's random numbers
         self._connection: Connection | None = None
         self.read(0)
 
     @property
     def size(self) -> int | None:
-        """Bytes of the object, None where the source does not report them."""
+        """Bytes of the object, None if the source does not report them."""
         return self.identity.size if self.identity is not None else None
 
     def read(self, size: int = 2**16) -> bytes:
-        """The next bytes, after as many retries as it takes; with 0 it only connects."""
+        """Return the next bytes, after as many retries as necessary; with 0 it only connects."""
         while True:
             try:
                 connection = self._connection or self._connect()
@@ -165,7 +165,7 @@ class ResumingStream:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # it is broken, or the rest is not needed
+            with suppress(Exception):  # the connection failed, or the rest is not needed
                 connection.close()
 
     def _connect(self) -> Connection:
@@ -174,18 +174,18 @@ class ResumingStream:
         if self.identity is None:
             self.identity = connection.identity
         elif self.identity.differs(connection.identity):
-            raise ShardFault("changed shard", f"it was ({self.identity}), now it is ({connection.identity})")
+            raise ShardFault("changed shard", f"it was ({self.identity}) and is now ({connection.identity})")
         again, left = b"", self.position - connection.position  # more than the overlap if the server ignores ranges
         while left:
             if not (data := connection.read(min(left, 2**16))):
                 raise Transient(f"cut {left} bytes before byte {self.position}")
             again, left = (again + data)[-OVERLAP:], left - len(data)
         if again[len(again) - overlap :] != self._tail:
-            raise ShardFault("changed shard", f"the {overlap} bytes before {self.position} are others now")
+            raise ShardFault("changed shard", f"the {overlap} bytes before {self.position} have changed")
         return connection
 
     def _wait(self, error: Exception) -> None:
-        """Count a failure and wait; ShardFault once there were too many in a row."""
+        """Count a failure and wait; ShardFault after too many in a row."""
         if self.position - self._failed_at >= PROGRESS:
             self._failures = 0
         self._failed_at = self.position
@@ -207,7 +207,7 @@ open_stream = ResumingStream
 
 
 def read_up_to(source: Any, count: int) -> bytes:
-    """The next `count` bytes, or fewer at the end."""
+    """Return the next `count` bytes, or fewer at the end."""
     parts = []
     while count and (part := source.read(min(count, 2**20))):
         parts.append(part)
@@ -216,7 +216,7 @@ def read_up_to(source: Any, count: int) -> bytes:
 
 
 class Entry(NamedTuple):
-    """One shard as it was when it was indexed. samples: those with an image; sha256: as `sha256sum` prints it."""
+    """A shard at the time of indexing. samples: those with an image; sha256: as `sha256sum` prints it."""
 
     samples: int
     bytes: int
@@ -224,7 +224,7 @@ class Entry(NamedTuple):
 
 
 class CheckedStream(ResumingStream):
-    """A stream that is hashed; ShardFault "index mismatch" for another length or checksum than that of `entry`."""
+    """A hashed stream; ShardFault "index mismatch" if length or checksum differ from `entry`."""
 
     def __init__(self, url: str, policy: ReadPolicy | None, on_retry: Note | None, entry: Entry | None = None):
         self.entry, self.sha256 = entry, hashlib.sha256()
@@ -238,12 +238,12 @@ class CheckedStream(ResumingStream):
         self.sha256.update(data)
         if self.entry is not None and size:
             if self.position > self.entry.bytes:
-                self._differs("the shard goes on")
+                self._differs("the shard is longer")
             if not data and self.sha256.hexdigest() != self.entry.sha256:
-                self._differs(f"its {self.position} bytes do not fit their SHA-256")
+                self._differs(f"the SHA-256 of its {self.position} bytes differs")
         return data
 
     def _differs(self, what: str) -> None:
         assert self.entry is not None
-        remedy = "run prolip data index again if the shards were written again, else fetch this shard again"
+        remedy = "if the shards were rewritten, run prolip data index again; if not, fetch this shard again"
         raise ShardFault("index mismatch", f"{what}; the index says {self.entry.bytes} bytes: {remedy}")

@@ -1,4 +1,4 @@
-"""Tables (CSV, JSON lines, Parquet) as rows of images: columns are recognised, and all problems reported at once."""
+"""Tables (CSV, JSON lines, Parquet) as rows of images: columns are recognised, all problems reported together."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from prolip.utils.secrecy import redacted
 if TYPE_CHECKING:
     from prolip.data.reading.parquet import EmbeddedImages
 
-HEAD, ROWS = 2**16, 100  # characters of a CSV, and rows of any table, from which columns are recognised
+HEAD, ROWS = 2**16, 100  # characters of a CSV, and rows of any table, that determine the columns
 SEPARATORS = {",": "','", "\t": r"'\t'", ";": "';'", "|": "'|'"}
-#: Columns that hold a class, which every record keeps under these names.
+#: Columns with a class; every record keeps them under these names.
 LABELS = ("class", "label", "category", "class_name")
-#: Common names of columns, in lower case and with underscores.
+#: Common column names, in lower case with underscores.
 IMAGES: tuple[str, ...] = ("image", "image_path", "image_file", "image_name", "img", "img_path", "filename")
 IMAGES += ("file_name", "filepath", "file_path", "file", "path", "picture", "photo")
 CAPTIONS = tuple(name for name in LIKELY if name not in ("name", *LABELS))
-#: Rows that show where relative paths start, files that are looked for beforehand, and rows that a message names.
+#: Rows that show the start of relative paths, files checked in advance, and rows that a message names.
 LOOKED_AT, LOOKED_FOR, NAMED = 100, 5_000, 3
 
 
 class TableProblems(TableError):
-    """All that is wrong with the rows of a table, a line each."""
+    """All problems of a table's rows, one per line."""
 
     many_lines = True
 
 
 class TableColumns(NamedTuple):
-    """How a table is read; None is recognised."""
+    """Columns and format of a table; None: recognise it."""
 
-    image: str | None = None  # the column of the image's path, or bytes
-    caption: str | None = None  # of the plain caption, "" where captions are drawn from other columns alone
+    image: str | None = None  # the column of image paths or bytes
+    caption: str | None = None  # of the plain caption; "" if captions come only from other columns
     captions: tuple[str, ...] = ()  # columns of caption fields
-    conditions: tuple[str, ...] = ()  # of conditions
-    needs_caption: bool = True  # whether a table without a caption is refused
-    separator: str | None = None  # of a CSV
+    conditions: tuple[str, ...] = ()  # columns of conditions
+    needs_caption: bool = True  # whether to refuse a table without a caption
+    separator: str | None = None  # CSV only
     quoting: bool = True
-    image_root: str | None = None  # where relative paths start
+    image_root: str | None = None  # start of relative paths
 
 
 class ChosenColumns(NamedTuple):
-    """The columns of a table that are read."""
+    """The chosen columns of a table."""
 
     image: str
     caption: str | None
-    others: list[str]  # beside the images': of the caption, where there is one, then of the record
-    record: list[str]  # the names of the latter in the record
-    guessed: list[str]  # those that were recognised, in words
+    others: list[str]  # all but the image's: the caption, if there is one, then the record's
+    record: list[str]  # names of the record's columns in the record
+    guessed: list[str]  # description of the recognised columns
 
     def row(self, path: Any, values: Sequence[Any], number: int) -> ImageRow:
-        """One row of the values of `others`."""
+        """Return one row from the values of `others`."""
         caption: Plain = None
         if self.caption is not None:
             value, *values = values
@@ -75,20 +75,20 @@ class ChosenColumns(NamedTuple):
         return ImageRow(path if isinstance(path, str) else "", caption, dict(zip(self.record, values)), number)
 
 
-IsImage = Callable[[Any], bool]  # whether a cell seems to name or hold an image
-#: The columns of a table, its rows, and a reader of the bytes in it.
+IsImage = Callable[[Any], bool]  # whether a cell seems to name or contain an image
+#: The columns of a table, its rows, and a reader of its embedded bytes.
 Content = tuple[ChosenColumns, Iterable[ImageRow], Callable[[], "EmbeddedImages | None"]]
 
 
 def plain(name: str) -> str:
-    """The name of a column as IMAGES and CAPTIONS write it."""
+    """Return a column name in the spelling of IMAGES and CAPTIONS."""
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
 def peek(path: str, columns: TableColumns) -> tuple[str, list[list[str]]]:
-    """The separator of a CSV, and its header with its first rows, read leniently; ValueError where several fit."""
+    """Return a CSV's separator, header and first rows, read leniently; ValueError for several possible separators."""
     with open_table(path, ",", quoting=False):
-        pass  # which refuses other encodings than UTF-8
+        pass  # refuses encodings other than UTF-8
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         text, whole = file.read(HEAD), not file.read(1)
     known = {columns.image, columns.caption, *columns.captions, *IMAGES}
@@ -105,14 +105,14 @@ def peek(path: str, columns: TableColumns) -> tuple[str, list[list[str]]]:
     fits = named or even or several or [columns.separator or ","]
     if len(fits) > 1:
         signs = " or at ".join(SEPARATORS[sign] for sign in fits)
-        raise ValueError(f"{path} can be split at {signs}: name the right one with --csv-separator")
+        raise ValueError(f"{path} can be split at {signs}: choose one with --csv-separator")
     return fits[0], found[fits[0]]
 
 
 def choose(
     path: str, present: Sequence[str], head: Sequence[Mapping[str, Any]], columns: TableColumns, is_image: IsImage
 ) -> ChosenColumns:
-    """The columns of a table that are read: given, or recognised by their names and by `head`, its first rows."""
+    """Return the columns of a table to read: given, or recognised by their names and by `head`, its first rows."""
     flags = [(columns.image, "--csv-img-key"), (columns.caption or None, "--csv-caption-key")]
     flags += [(name, "--caption-sampling") for name in columns.captions]
     flags += [(name, "--select") for name in columns.conditions]
@@ -148,22 +148,22 @@ def choose(
 
 
 def only(path: str, present: Sequence[str], fits: Sequence[str], flag: str) -> str:
-    """The one column that fits; ValueError where none or several do."""
+    """Return the only fitting column; ValueError for none or several."""
     if len(fits) == 1:
         return fits[0]
     what = "images" if flag == "--csv-img-key" else "captions"
-    said = f"the columns {', '.join(fits)} may all hold the {what}" if fits else f"no column seems to hold the {what}"
+    said = f"the columns {', '.join(fits)} may all be the {what}" if fits else f"no column seems to be the {what}"
     raise ValueError(f"{path}: {said}; its columns are {', '.join(present) or 'none'}: name the right one with {flag}")
 
 
 def is_text(value: Any) -> bool:
-    """Whether a cell holds words, or a list of them."""
+    """Return whether a cell contains words, or a list of them."""
     value = value[0] if isinstance(value, list) and value else value
     return isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None
 
 
 def looks_like_image(value: Any, folders: Sequence[str]) -> bool:
-    """Whether a cell holds an image's bytes, a name with the suffix of an image, or that of a file in the folders."""
+    """Return whether a cell contains an image's bytes, or names an image by its suffix or as a file in the folders."""
     if not isinstance(value, str):
         return isinstance(value, bytes)
     if os.path.splitext(value)[1][1:].lower() in IMAGE_SUFFIXES:
@@ -174,19 +174,19 @@ def looks_like_image(value: Any, folders: Sequence[str]) -> bool:
 def read_table(
     source: NamedSource, columns: TableColumns, selector: Selector | None, max_bad: float | None
 ) -> ImageRows:
-    """The rows of a table, those of one image together: their captions are several of it.
+    """Read the rows of a table and merge those of one image, which then has several captions.
 
-    Relative paths start from `columns.image_root`, else from the table's folder or from the working directory, where no
-    fewer of the first LOOKED_AT are there (as in OpenCLIP). TableProblems for all that is wrong with its rows.
+    Relative paths start from `columns.image_root`, else from the table's folder or the working directory, whichever has
+    more of the first LOOKED_AT files (as in OpenCLIP). TableProblems lists everything wrong with the rows.
     """
     path, root = local_path(source.address), columns.image_root
     if not is_local(source.address) or (source.kind != "parquet" and os.path.isdir(path)):
         what = "a folder" if os.path.isdir(path) else "a URL"
-        raise ValueError(f"{path!r} is {what}, and a {source.kind} table is a local file: name it, or fetch it first")
+        raise ValueError(f"{path!r} is {what}, but a {source.kind} table is a local file. Give it, or fetch it first")
     if source.kind != "parquet" and not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
     if root is not None and not os.path.isdir(root):
-        raise FileNotFoundError(f"--image-root {root!r} is no folder: give the one that images' paths start from")
+        raise FileNotFoundError(f"--image-root {root!r} is not a folder. Give the folder where image paths start")
     beside = os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))
     folders = ["", beside] if root is None else [root]
     damaged: dict[int, str] = {}
@@ -195,7 +195,7 @@ def read_table(
     broken = None
     try:
         rows.extend(every)
-    except TableError as error:  # the rows before it are still checked
+    except TableError as error:  # check the rows before it as well
         broken = error
     if chosen.guessed:
         log.info("%s: recognised %s", os.path.basename(path), ", ".join(chosen.guessed))
@@ -204,7 +204,7 @@ def read_table(
     lacking, share = problems_of(rows, columns, folders)
     problems = lacking if share > (max_bad or 0) else []
     if lacking and not problems:
-        log.warning("%s: these rows are left out: %s", printable(path), "; ".join(map(printable, lacking)))
+        log.warning("%s: these rows are skipped: %s", printable(path), "; ".join(map(printable, lacking)))
     if damaged:
         first, count = next(iter(damaged.values())).removeprefix(f"{path} "), len(damaged)
         what = "1 row is" if count == 1 else f"{count:,} rows are"
@@ -224,7 +224,7 @@ def read_table(
 
 
 def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str]) -> tuple[list[str], float]:
-    """What rows lack, in words, and their share; relative paths are completed by the first folder of most files."""
+    """Return the problems of rows as texts, and the affected share; paths start where most files are."""
 
     def has_caption(row: ImageRow) -> bool:
         cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
@@ -247,8 +247,8 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequen
         where = f"relative paths start from {os.path.abspath(base)}; --image-root FOLDER sets another start"
         where += f". {explain_missing(missing[0].path).rstrip('.')}" if name else ""
         if "://" in name:
-            where = "addresses are no files: fetch the images first, e.g. by img2dataset"
-        said = f"{len(missing):,} of {len(looked_for):,} rows{spread} name no image that is there"
+            where = "URLs are not files. Fetch the images first, for example with img2dataset"
+        said = f"{len(missing):,} of {len(looked_for):,} rows{spread} name a missing image"
         problems.append(f"{said}: {name_rows(row.number for row in missing)} ({name or 'an empty cell'}); {where}")
     if empty:
         named = name_rows(row.number for row in empty)
@@ -259,13 +259,13 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequen
 
 
 def name_rows(numbers: Iterable[int]) -> str:
-    """The first few of some rows."""
+    """Return the first few row numbers as text."""
     found = [str(number) for number in numbers]
     return f"row{'s' * (len(found) > 1)} {first_few(found, NAMED)}"
 
 
 def merged(rows: Sequence[ImageRow], fields: Sequence[str]) -> list[ImageRow]:
-    """The rows with those of one file joined into its first: plain captions and fields become lists."""
+    """Return the rows with those of one file merged: plain captions and fields become lists."""
     found: dict[str, ImageRow] = {}
     for row in rows:
         first = found.setdefault(row.path, row)
@@ -277,7 +277,7 @@ def merged(rows: Sequence[ImageRow], fields: Sequence[str]) -> list[ImageRow]:
 
 
 def both(one: Any, other: Any) -> Any:
-    """The captions of two cells, each once."""
+    """Join the captions of two cells without repeats."""
     if one == other or not other:
         return one
     parts = [part if isinstance(part, list) else [part] for part in (one, other) if part]
@@ -285,7 +285,7 @@ def both(one: Any, other: Any) -> Any:
 
 
 def read_csv(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
-    """A CSV with a header; ValueError where it can be read in two ways (`prolip.data.reading.csv`)."""
+    """Read a CSV with a header; ValueError if it is ambiguous (`prolip.data.reading.csv`)."""
     separator, (header, *head) = peek(path, columns)
     chosen = choose(path, header, [dict(zip(header, cells)) for cells in head], columns, is_image)
     if columns.separator is None and len(header) > 1:
@@ -298,14 +298,14 @@ def read_csv(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[
                 for cells in table.read(image, damaged):
                     yield chosen.row(cells[image], [cells[place] for place in places], table.number)
         except QuotingError as error:
-            remedy = "or, if quotation marks are plain text in the whole file, give --csv-quoting none"
+            remedy = "if all quotation marks in the file are plain text, give --csv-quoting none"
             raise TableError(f"{error}; {remedy}") from error
 
     return chosen, rows(), lambda: None
 
 
 def read_jsonl(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
-    """JSON lines: an object with a row's cells in each."""
+    """Read JSON lines: each line is an object with a row's cells."""
 
     def lines() -> Iterator[tuple[int, dict[str, Any]]]:
         with open(path, "rb") as file:
@@ -315,7 +315,7 @@ def read_jsonl(path: str, columns: TableColumns, is_image: IsImage, damaged: dic
                 try:
                     found = loads(line, unique=True)
                     if not isinstance(found, dict):
-                        raise ValueError(f'a {type(found).__name__}, wanted an object such as {{"image": ...}}')
+                        raise ValueError(f'a {type(found).__name__}, expected an object such as {{"image": ...}}')
                     yield number, found
                 except ValueError as error:
                     damaged[number] = str(error)
@@ -328,8 +328,8 @@ def read_jsonl(path: str, columns: TableColumns, is_image: IsImage, damaged: dic
 
 
 def read_parquet(path: str, columns: TableColumns, is_image: IsImage, damaged: dict[int, str]) -> Content:
-    """Parquet tables: a file, or those of a folder or a wildcard."""
-    from prolip.data.reading.parquet import ParquetTable  # late: pyarrow takes a moment
+    """Read Parquet tables: a file, or all files of a folder or wildcard."""
+    from prolip.data.reading.parquet import ParquetTable  # late: pyarrow is slow to import
 
     table = ParquetTable(path, ROWS)
     chosen = choose(path, table.columns, table.head, columns, is_image)

@@ -125,7 +125,7 @@ def test_words_are_dropped_anew_each_epoch_the_same_for_ranks_and_workers_and_id
 
 def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
     write_tar(tmp_path / "bare.tar", [(f"b{i}", {"png": png(i)}) for i in range(4)])
-    with pytest.raises(ValueError, match="images have no text beside them"):
+    with pytest.raises(ValueError, match="images have no text with the same key"):
         build(tmp_path)
     (batch,) = epoch(build(tmp_path, captions=0))
     assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4

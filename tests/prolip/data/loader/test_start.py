@@ -27,8 +27,8 @@ DATA = SHARDS | {"table": {"split": 0.4}}
 WRONG = [
     ("{0..3}.tar", {}, "1 of 4 shards are missing", FileNotFoundError),
     ("0.tar", {}, "says that", ValueError),
-    ("odd/*.tar", {}, "is no JSON", ValueError),
-    ("bad/0.tar", {}, "is no tar archive", ValueError),
+    ("odd/*.tar", {}, "is not JSON", ValueError),
+    ("bad/0.tar", {}, "is not a tar archive", ValueError),
     ("{0..2}.tar", {"shard_index": "/no.json"}, "--shard-index", OSError),
 ]
 

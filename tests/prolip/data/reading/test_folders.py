@@ -41,7 +41,7 @@ def test_a_folder_gives_class_names_or_the_text_beside_the_image(tmp_path):
 
 def test_folders_without_images_are_refused_and_hidden_names_are_none(tmp_path):
     (tmp_path / "notes.md").touch()
-    with pytest.raises(ValueError, match=r"holds no image \(jpg, .*; it holds notes.md"):
+    with pytest.raises(ValueError, match=r"has no image \(jpg, .*; it contains notes.md"):
         read_folder(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="image folder .* is missing"):
         read_folder(str(tmp_path / "none"))
@@ -69,10 +69,10 @@ def test_links_are_followed_inside_the_folder_unless_they_lead_back_and_refused_
 def test_texts_beside_images_that_cannot_be_read_are_named(tmp_path):
     write(tmp_path, "1.png")
     for name, content, message in (
-        ("1.json", b"\xe4", "1.json is no JSON object: .*utf-8"),
-        ("1.json", b"[" * 100_000, "1.json is no JSON object: it is nested too deeply"),
-        ("1.json", b"[1]", "1.json is no JSON object: a list, wanted an object"),
-        ("1.txt", b"\xff\xfe", "1.txt is no UTF-8: .*; repair or remove it"),
+        ("1.json", b"\xe4", "1.json is not a JSON object: .*utf-8"),
+        ("1.json", b"[" * 100_000, "1.json is not a JSON object: it is nested too deeply"),
+        ("1.json", b"[1]", "1.json is not a JSON object: a list, expected an object"),
+        ("1.txt", b"\xff\xfe", "1.txt is not UTF-8: .*Repair or remove it"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):

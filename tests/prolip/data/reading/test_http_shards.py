@@ -91,15 +91,15 @@ def test_a_retry_asks_for_the_rest_only(server):
         ("html", "unreadable shard", "HTML page"),
         ("html-as-tar", "broken shard", "ReadError"),
         ("no-length-half", "broken shard", "ReadError"),
-        ("no-length-edge", "broken shard", "no header where one should be"),
+        ("no-length-edge", "broken shard", "no header where one is expected"),
         ("changed-etag", "changed shard", "version"),
         ("changed-size", "changed shard", "size"),
-        ("shrunk", "changed shard", "HTTP 416: the object has no byte"),
+        ("shrunk", "changed shard", "HTTP 416: the object no longer has byte"),
         ("changed-silently", "changed shard", "bytes before"),
         ("false-range", "changed shard", "bytes before"),
         ("later-range", "interrupted shard", "Content-Range"),
         ("twice", "broken shard", "data after the end"),
-        ("overlapping", "broken shard", "no header where one should be"),
+        ("overlapping", "broken shard", "no header where one is expected"),
         ("short-length", "broken shard", "ReadError"),
         ("long-length", "interrupted shard", "1000 more expected"),
     ],
@@ -130,7 +130,7 @@ def test_an_index_shows_a_flipped_bit_and_other_lengths(server, truth):
     entry = index_shard(server.url("ok", "0.tar"), PATIENT).entry
     samples, faults = read_counted(fresh(server, "flip-once"), PATIENT, entry)
     assert len(samples) == SAMPLES - 1 and faults.kinds == {"index mismatch": 1, HALF: 1}
-    assert "do not fit their SHA-256" in faults.examples[-1]
+    assert "the SHA-256 of its" in faults.examples[-1]
     samples, faults = read_counted(fresh(server, "flip-once"), PATIENT)
     assert samples != truth and len(samples) == SAMPLES and not faults.kinds  # which nothing else does
     samples, faults = read_counted(fresh(server, "ok"), PATIENT, entry)
@@ -138,4 +138,4 @@ def test_an_index_shows_a_flipped_bit_and_other_lengths(server, truth):
     for mode in ("short-length", "twice", "no-length-edge", "no-length-half"):
         _, faults = read_counted(server.url(mode, "0.tar"), PATIENT, entry)
         assert faults.bad_shards == faults.kinds["index mismatch"] == 1
-        assert f"the index says {entry.bytes} bytes: run prolip data index" in faults.examples[0]
+        assert f"the index says {entry.bytes} bytes: if the shards" in faults.examples[0]

@@ -70,12 +70,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_shard_is_read(tmp_
     monkeypatch.setattr(command, "index_shards", lambda *_: pytest.fail("shards were read"))
     (tmp_path / "b").mkdir(), write_shards(tmp_path / "b", [1])
     for arguments, message in (
-        (["http://127.0.0.1:9/{0..1}.tar"], "nothing can be written to http://127.0.0.1:9/index.json: .*--output FILE"),
-        ([tmp_path, "--output", "https://x/i.json"], "nothing can be written to https://x/i.json"),
-        ([tmp_path, "--output", "nonsense://x/i.json"], "'nonsense://x/i.json' is not opened: give a path"),
+        (["http://127.0.0.1:9/{0..1}.tar"], "cannot write to http://127.0.0.1:9/index.json.*--output FILE"),
+        ([tmp_path, "--output", "https://x/i.json"], "cannot write to https://x/i.json"),
+        ([tmp_path, "--output", "nonsense://x/i.json"], "'nonsense://x/i.json' is not allowed; give a path"),
         ([tmp_path, "--output", tmp_path], f"{tmp_path} is a folder: give a file"),
         ([tmp_path / "no.tar"], "shards are missing"),
-        (["pipe:cat x"], "come from a command: .*--output FILE"),
+        (["pipe:cat x"], "come from a command.*--output FILE"),
         ([tmp_path, tmp_path / "b"], r"come from 2 folders \(.*--output FILE"),
     ):
         assert run(*arguments) == 2
@@ -119,7 +119,9 @@ def test_an_index_is_believed_before_other_records_and_any_folder_name_works(tmp
     assert run(tmp_path / "0.tar") == 0 and counted("0.tar") == 1
     assert len(list(ShardReader(index=find_index(["0.tar"]))("0.tar"))) == 2
     write_shards(tmp_path, [30])
-    with pytest.raises(ValueError, match=r"index.json says that 0.tar has \d+ bytes, it has \d+: .*run: prolip .*tar'"):
+    with pytest.raises(
+        ValueError, match=r"index.json says that 0.tar has \d+ bytes, but it has \d+: .*run: prolip .*tar'"
+    ):
         counted("0.tar")
 
 
@@ -128,10 +130,10 @@ def test_files_of_others_and_damaged_indices(tmp_path):
     place = tmp_path / "index.json"
     place.write_text('{"wids_version": 1, "shardlist": []}')
     assert find_index([url]) is None and counted(url) == 3  # somebody else's index.json
-    with pytest.raises(ValueError, match="is no 'prolip shard index 1': make one by prolip data index"):
+    with pytest.raises(ValueError, match="is not a 'prolip shard index 1': write one with prolip data index"):
         read_index(str(place))
     place.write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not JSON"):
         find_index([url])
     with pytest.raises(ShardFault, match="unreadable shard"):
         read_index(str(tmp_path / "no.json"))
@@ -146,7 +148,7 @@ def test_files_of_others_and_damaged_indices(tmp_path):
     ],
 )
 def test_an_index_of_values_that_cannot_be_is_damaged(shards):
-    with pytest.raises(ValueError, match="i.json is damaged .*: write it again$"):
+    with pytest.raises(ValueError, match="i.json is damaged .*Write it again$"):
         from_json(json.dumps({"format": FORMAT, "shards": shards}).encode(), "/data/i.json")
 
 
@@ -164,8 +166,11 @@ def test_a_shard_without_an_entry_with_another_count_or_with_another_end_than_th
     longer = f"pipe:cat {url}; head -c 10240 /dev/zero"  # more padding: for a tar alone nothing is wrong
     assert len(read_counted(longer, PIPES)[0]) == 4
     _, faults = read_counted(longer, reader=ShardReader(PIPES, ShardIndex.of(index.place, {longer: index[url]})))
-    assert faults.kinds["index mismatch"] == 1 and "the shard goes on" in faults.examples[0]
-    for entries, said in (({}, "has no entry"), ({url: Entry(5, *index[url][1:])}, "has 4 samples, the index says 5")):
+    assert faults.kinds["index mismatch"] == 1 and "the shard is longer" in faults.examples[0]
+    for entries, said in (
+        ({}, "has no entry"),
+        ({url: Entry(5, *index[url][1:])}, "has 4 samples, but the index says 5"),
+    ):
         _, faults = read_counted(url, reader=ShardReader(index=ShardIndex.of(index.place, entries)))
         assert faults.kinds["index mismatch"] == 1 and said in faults.examples[0]
     assert len(list(ShardReader(index=index)(url))) == 4

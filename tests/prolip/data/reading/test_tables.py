@@ -87,10 +87,10 @@ def test_columns_that_are_absent_or_ambiguous_are_named_with_the_flag(folder):
     present = "path\ttitel\tname\n0.png\tx\ty\n"
     drawn = table_columns(DataConfig(caption_sampling="name,txt", csv_caption_key="title"))
     for text, columns, said in (
-        ("image\n0.png\n", RECOGNISED, "no column seems to hold the captions; .* are image: .*--csv-caption-key"),
-        (named, RECOGNISED, "columns title, description may all hold the captions.*-caption-key"),
-        ("left,right,text\n0.png,1.png,x\n", RECOGNISED, "columns left, right may all hold the images.*--csv-img-key"),
-        ("image;caption,file\n0.png;x,y\n", RECOGNISED, "can be split at ',' or at ';': name .* --csv-separator"),
+        ("image\n0.png\n", RECOGNISED, "no column seems to be the captions; .* are image: .*--csv-caption-key"),
+        (named, RECOGNISED, "columns title, description may all be the captions.*-caption-key"),
+        ("left,right,text\n0.png,1.png,x\n", RECOGNISED, "columns left, right may all be the images.*--csv-img-key"),
+        ("image;caption,file\n0.png;x,y\n", RECOGNISED, "can be split at ',' or at ';': choose .* --csv-separator"),
         (present, COLUMNS, "no column 'filepath': its columns are path, titel, name; .* --csv-img-key"),
         (present, COLUMNS._replace(image="path"), r"'title'.*--csv-caption-key \(did you mean 'titel'\?\)"),
         (present, TableColumns("path", "name", ("names",)), "'names'.*--caption-sampling"),
@@ -113,7 +113,7 @@ def test_rows_give_bytes_caption_and_the_wanted_columns(folder):
     raw = read_csv(url, columns, "\t")(0)
     assert (raw["png"], raw["txt"], raw["json"], raw["__key__"]) == (png(1), "a cat", {"name": "cat"}, "1.png")
     assert [row.caption for row in read_csv(url, columns, "\t", Selector.parse("name=cat")).rows] == ["a cat", "z"]
-    with pytest.raises(ValueError, match=r"gives no sample: it has 3 rows, with the fields name"):
+    with pytest.raises(ValueError, match=r"has no selected sample: it has 3 rows, with the fields name"):
         read_csv(url, columns, "\t", Selector.parse("name=cow"))
     table = [("0.png", "x", "n"), ("1.png", "y", "m"), ("0.png", "z", "o"), ("0.png", "x", "")]
     rows = read_csv(write_csv(folder / "d.csv", table), columns).rows  # those of one image are captions of it
@@ -134,7 +134,7 @@ def test_relative_paths_start_where_more_of_them_are(tmp_path, monkeypatch):
     assert [row.path for row in read(url).rows][150:] == names  # as many: as OpenCLIP takes them
     rooted = read(url, columns=COLUMNS._replace(image_root=str(tmp_path / "lists")))
     assert rooted.rows[-1].path == str(tmp_path / "lists" / "4.png")
-    with pytest.raises(FileNotFoundError, match="--image-root 'none' is no folder"):
+    with pytest.raises(FileNotFoundError, match="--image-root 'none' is not a folder"):
         read(url, columns=TableColumns(image_root="none"))
 
 
@@ -152,7 +152,7 @@ def test_every_problem_of_a_table_is_reported_at_once_by_its_row(folder):
         read("a.csv", "\n".join(["image,caption", *rows]) + "\n", max_bad=0.01)
     first, *lines = str(refused.value).splitlines()
     assert first == "a.csv (the header is row 1):"
-    assert lines[0].startswith("  2 of 6 rows name no image that is there: rows 3, 7 (")
+    assert lines[0].startswith("  2 of 6 rows name a missing image: rows 3, 7 (")
     assert f"relative paths start from {folder}; --image-root FOLDER sets another start" in lines[0]
     assert lines[1] == "  2 of 6 rows have no caption: rows 4, 8"
     assert lines[2].startswith("  2 rows are damaged: rows 6, 10: line 6 has 3 cells, the header 2 columns")
@@ -161,10 +161,10 @@ def test_every_problem_of_a_table_is_reported_at_once_by_its_row(folder):
 
 def test_tolerated_problems_are_logged_and_left_for_the_loader(folder, caplog):
     text = "\n".join(["image,caption", *(f"{n % 6}.png,x{n}" for n in range(20)), "no.png,y"])
-    with pytest.raises(TableError, match=r"1 of 21 rows name no image that is there: row 22 .*--max-bad-fraction$"):
+    with pytest.raises(TableError, match=r"1 of 21 rows name a missing image: row 22 .*--max-bad-fraction$"):
         read("a.csv", text, max_bad=0.04)
     rows = read("a.csv", max_bad=0.05)
-    assert "these rows are left out: 1 of 21 rows name no image that is there: row 22" in caplog.text
+    assert "these rows are skipped: 1 of 21 rows name a missing image: row 22" in caplog.text
     with pytest.raises(SampleFault, match=r"missing image: .*no.png: .* \(row 22 of the table\)"):
         rows(len(rows) - 1)
     with pytest.raises(TableError, match="1 of 3 rows have no caption: row 3; .* raise --max-bad-fraction"):
@@ -175,9 +175,9 @@ def test_tolerated_problems_are_logged_and_left_for_the_loader(folder, caplog):
 
 def test_of_many_rows_some_that_are_spread_evenly_are_looked_for(folder, monkeypatch):
     monkeypatch.setattr("prolip.data.reading.tables.LOOKED_FOR", 10)
-    with pytest.raises(TableError, match=r"10 of 10 rows that were looked for, of 1,000 name no image"):
+    with pytest.raises(TableError, match=r"10 of 10 rows that were looked for, of 1,000 name a missing image"):
         read("a.csv", "image,caption\n" + "".join(f"no{n}.png,x\n" for n in range(1000)))
-    with pytest.raises(TableError, match="addresses are no files: fetch the images first"):
+    with pytest.raises(TableError, match="URLs are not files. Fetch the images first"):
         read("a.csv", "image,caption\nhttps://h/0.png,x\n")
 
 
@@ -190,7 +190,7 @@ def test_json_lines_are_read_strictly_with_several_captions_an_image(folder):
     with pytest.raises(TableProblems) as refused:
         read("a.jsonl", "\n".join(broken))
     assert "the first is row 1" in str(refused.value) and "3 rows are damaged: rows 2, 3, 4: " in str(refused.value)
-    assert "1 of 2 rows name no image that is there: row 5 (an empty cell)" in str(refused.value)
+    assert "1 of 2 rows name a missing image: row 5 (an empty cell)" in str(refused.value)
 
 
 def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
@@ -199,7 +199,7 @@ def test_a_table_that_is_missing_or_no_local_file_is_refused(folder):
         for address, error, said in (("dat.csv", FileNotFoundError, "dat"), ("https://h/a", ValueError, "is a URL")):
             with pytest.raises(error, match=said):
                 read_rows(NamedSource(kind, address))
-    with pytest.raises(ValueError, match="gives no sample: it has 0 rows"):
+    with pytest.raises(ValueError, match="has no selected sample: it has 0 rows"):
         read_csv("data.csv", COLUMNS, "\t")
 
 
@@ -209,7 +209,7 @@ def test_byte_order_marks_are_read_other_encodings_named_and_paths_may_hold_any_
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_csv(path, COLUMNS, "\t").rows[0].caption == "cäfé"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"d.csv is no UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
+    with pytest.raises(ValueError, match=r"d.csv is not UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
         read_csv(path, COLUMNS, "\t")
     names = ("caf\udce9.png", "a\nb.png", "a\x1b[31m.png", "\u202e\u2028.png", '"q".png')
     for name in names:
@@ -226,7 +226,9 @@ def test_quotation_marks_that_are_plain_text_are_read_as_they_are_where_asked_fo
     for mark in ('"No," he said', '"', '"a "b" c', '"open', '"short"'):
         row = ("a.jpg", mark, "x")[: 2 if mark == '"short"' else 3]
         path = write_csv(tmp_path / "a.tsv", [row, ("b.jpg", "c", "y")])
-        with pytest.raises(TableError, match=r" line 2.*; or, if quotation marks are .*, give --csv-quoting none$"):
+        with pytest.raises(
+            TableError, match=r" line 2.*; if all quotation marks .* are plain text, give --csv-quoting none$"
+        ):
             read_csv(path, COLUMNS, "\t")
     path = write_csv(tmp_path / "a.tsv", [("a.jpg", '"x', "y"), ("b.jpg", "c")])
     with pytest.raises(TableError, match=r"line 3 has 2 cells, the header 3 .* read as plain text"):
@@ -263,7 +265,7 @@ def test_images_beside_a_table_are_files(folder, image):
     rows = read(write(folder / "a.parquet", range(6), image=image))
     assert images(rows) == [png(n) for n in range(6)] and rows.rows[5].path == "5.png"
     (folder / "5.png").unlink()
-    with pytest.raises(TableError, match="1 of 6 rows name no image that is there: row 6 "):
+    with pytest.raises(TableError, match="1 of 6 rows name a missing image: row 6 "):
         read("a.parquet")
 
 
@@ -293,9 +295,9 @@ def test_a_process_keeps_row_groups_within_its_room(tmp_path, monkeypatch):
 
 def test_rows_without_bytes_and_files_that_are_no_tables_are_named(tmp_path):
     rows = read(write(tmp_path / "a.parquet", [0, 1], image=lambda n: png(n) if n == 0 else None))
-    with pytest.raises(SampleFault, match=r"missing image: .*a.parquet holds no bytes in column 'image'"):
+    with pytest.raises(SampleFault, match=r"missing image: .*a.parquet has no bytes there in column 'image'"):
         rows(1)
-    with pytest.raises(TableError, match="b.parquet is no Parquet table"):
+    with pytest.raises(TableError, match="b.parquet is not a Parquet table"):
         read(tmp_path / "b.parquet", "PAR1 and more")
 
 

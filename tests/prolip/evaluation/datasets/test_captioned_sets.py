@@ -49,7 +49,7 @@ def test_the_fingerprint_changes_with_a_caption_and_what_is_missing_or_of_anothe
     with pytest.raises(FileNotFoundError, match="no annotations .*Did you mean dataset_coco.json"):
         open_set("coco", tmp_path / "dataset_cocoo.json", images)
     lacking = '{"images": [{"split": "test", "filename": "a.jpg"}]}'
-    for text, message in (("{", "no file of Karpathy's splits"), (lacking, "'a.jpg' lacks 'sentences'")):
+    for text, message in (("{", "not a file of Karpathy's splits"), (lacking, "'a.jpg' lacks 'sentences'")):
         file.write_text(text)
         with pytest.raises(DamagedData, match=message):
             open_set("coco", file, images)
@@ -66,7 +66,7 @@ def test_all_captions_are_kept_where_an_image_has_fewer_than_five_and_empty_ones
     assert len(dataset.info["caption_ids"]) == 36
     first["sentences"][0]["raw"] = " "
     file.write_text(json.dumps(content))
-    with pytest.raises(DamagedData, match="has 1 empty captions: write them"):
+    with pytest.raises(DamagedData, match="has 1 empty captions. Add captions"):
         open_set("coco", file, images)
     with pytest.raises(ValueError, match="no images of the split 'val': it has test, train"):
         open_set("coco", file, images, split="val")
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_cub_is_known_before_anything_is_read(tmp_path):
     with pytest.raises(ValueError, match="no split 'val': give one of train, test, unseen, trainval, seen"):
         open_set("cub", captions, images, split="val")
     (captions / "004.Bird_3" / "Bird_3_0001.txt").write_text("\n")
-    with pytest.raises(DamagedData, match="Bird_3_0001.txt holds no caption"):
+    with pytest.raises(DamagedData, match="Bird_3_0001.txt has no caption"):
         open_set("cub", captions, images, lists, split="unseen")
 
 
@@ -131,7 +131,9 @@ def test_lists_are_followed_and_images_without_a_description_left_out(iapr, tmp_
     mine.write_text("05/10.jpg\r\n\r\n05/11.jpg\r\n")
     assert keys(open_set("iapr", iapr, mine)) == ["05/10", "05/11"]
     mine.write_text("99/1\n")
-    with pytest.raises(DamagedData, match="names 1 images without an annotation, 99/1 first: want ids such as 00/25"):
+    with pytest.raises(
+        DamagedData, match="names 1 images without an annotation, 99/1 first. Give ids of .* such as 00/25"
+    ):
         open_set("iapr", iapr, mine)
     other = iapr / "annotations" / "00" / "0.eng"  # fills in
     other.parent.mkdir(parents=True)
@@ -139,4 +141,4 @@ def test_lists_are_followed_and_images_without_a_description_left_out(iapr, tmp_
     assert "00/0" in keys(open_set("iapr", iapr))
     other.write_text("<DOC>\n<DESCRIPTION> </DESCRIPTION>\n<IMAGE>images/00/0.jpg</IMAGE>\n</DOC>\n")
     assert "00/0" not in keys(open_set("iapr", iapr, split="all"))
-    assert "1 images have no description and are left out: 00/0" in caplog.text
+    assert "1 images have no description and are skipped: 00/0" in caplog.text

@@ -85,7 +85,7 @@ def test_numbers_are_lines_of_the_class_names_beside_the_table(tmp_path):
 
 def test_what_data_lack_is_named_or_counted(made, tmp_path):
     table = own_data.write_csv(tmp_path / "own.csv", own_data.records())
-    with pytest.raises(ValueError, match=r"24 of 24 rows name no image that is there: rows 2, 3"):
+    with pytest.raises(ValueError, match=r"24 of 24 rows name a missing image: rows 2, 3"):
         open_dataset(f"csv:{table}")
     rows = [row | ({"caption": ""} if "03" in row["image"] else {}) for row in own_data.records()]
     own_data.write_csv(table, rows)

@@ -45,8 +45,8 @@ def test_every_word_opens_its_format(tmp_path):
     "spec, split, message",
     [
         ("data/val", None, "'data/val' is missing"),
-        ("texts:words.txt", None, "data of the kind texts, which this flag does not take: give one of csv:FILE"),
-        ("wsd:data", None, "did you mean wds"),
+        ("texts:words.txt", None, "data of the kind texts, which this flag does not accept: give one of csv:FILE"),
+        ("wsd:data", None, "Did you mean wds"),
         ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
         ("iapr:a,b,c", None, r"has 3 address\(es\): write iapr:FOLDER\[,LISTS\]"),
         ("cub:a,", None, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),

@@ -111,10 +111,10 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     "kind, members, words",
     [
-        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "the key ends at the first dot.*KEY.jpg beside KEY.cls$"),
-        ("multilabel", {"image": IMAGE, "npy": mini.array([1] * 7)}, "suffix 'image'.*beside KEY.npy$"),
-        ("retrieval", {"png": IMAGE}, "its images have no text beside them"),
-        ("retrieval", None, "no tar archive but an HTML page"),
+        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "a key ends at the first dot.*KEY.jpg beside KEY.cls$"),
+        ("multilabel", {"image": IMAGE, "npy": mini.array([1] * 7)}, "'image' is not an image suffix.*beside KEY.npy$"),
+        ("retrieval", {"png": IMAGE}, "its images have no text with the same key"),
+        ("retrieval", None, "not a tar archive but an HTML page"),
     ],
 )
 def test_a_set_of_which_nothing_can_be_used_is_refused_when_it_is_opened(tmp_path, kind, members, words):

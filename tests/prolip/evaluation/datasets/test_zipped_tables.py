@@ -90,7 +90,7 @@ def test_an_instance_that_makes_no_sense_is_named_by_its_row(tmp_path):
     [
         ((b'"[""', b'[""'), r"line 2 has \d+ cells, the header 3 columns, .*; or fetch it again"),
         ((b"raw,", b"text,"), "has no column raw; it has text, split, filename"),
-        ((b'"[""', b'"[""\xff'), r"is no UTF-8 \(.*0xff.*; or fetch it again"),
+        ((b'"[""', b'"[""\xff'), r"is not UTF-8 \(.*0xff.*; or fetch it again"),
     ],
 )
 def test_a_damaged_table_is_refused_by_line(tmp_path, change, message):

@@ -106,7 +106,7 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
 def example(
     scores: Tensor, right: Tensor, gallery: Inputs, label: str, picture: str = "", level: str = "", top: int = 5
 ) -> QueryExample:
-    """A query with its best answers of scores (G,)."""
+    """Return a query with its best answers of scores (G,)."""
     order = scores.argsort(descending=True, stable=True)
     answers = [
         PageItem(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
@@ -116,7 +116,7 @@ def example(
 
 
 def both_ends(of: Inputs, values: Tensor, said: Sequence[str]) -> tuple[list[PageItem], list[PageItem]]:
-    """The inputs of the six least values (N,), and those of the six largest, none in both."""
+    """Return the inputs of the six least values (N,), and those of the six largest, none in both."""
     order, count = values.argsort(stable=True).tolist(), min(6, len(values) // 2)
     items = {
         i: PageItem(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in order[:count] + order[-count:]
@@ -168,5 +168,5 @@ def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
 
 
 def amount(number: float) -> str:
-    """An expected number of things: 0.82, 3.4, 28."""
+    """Return an expected number of things: 0.82, 3.4, 28."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"

@@ -86,13 +86,13 @@ def evaluations(run: RunFolder) -> Figure | None:
 
 
 def main_metrics(run: RunFolder) -> list[str]:
-    """The keys of the figure to quote of every test set, in the evaluations of a run."""
+    """Return the keys of the figure to quote of every test set, in the evaluations of a run."""
     mains = (*(f"/{task.main}" for task in TASKS.values()), *CORPUS_MAINS)
     return [key for key in _keys(run.evals) if f"/{key}".endswith(mains) and "/own/" not in key]
 
 
 def sampled_sets(run: RunFolder, most: int = 5) -> list[str]:
-    """The first test sets of which as many pairs were ranked as of the training data."""
+    """Return the first test sets of which as many pairs were ranked as of the training data."""
     return [key.removesuffix(PAIRS) for key in _keys(run.evals) if key.endswith(PAIRS)][:most]
 
 
@@ -250,7 +250,7 @@ def reliability(result: CorpusResult) -> Figure | None:
 
 
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
-    """Every figure that the run has something to show in, by name."""
+    """Return every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_traces = (trace_histogram, trace_by_level, trace_by_length, true_matches)
@@ -261,7 +261,7 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
 
 
 def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
-    """Texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
+    """Return texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
     for i, name in reversed(list(enumerate(LEVELS))):
         rows = level == i
         form: Any = {"s": 9 if rows.sum() > 100 else 30, "color": LEVEL_COLOURS[name], "marker": LEVEL_MARKERS[name]}
@@ -269,14 +269,14 @@ def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
 
 
 def _legend(ax: Axes) -> None:
-    """The legend of dots, which are too faint and small for one."""
+    """Return the legend of dots, which are too faint and small for one."""
     for handle in ax.legend(handletextpad=0.3).legend_handles:
         if isinstance(handle, PathCollection):
             handle.set(alpha=1.0, sizes=[32])
 
 
 def _keys(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys of numbers, in order of appearance."""
+    """Return the keys of numbers, in order of appearance."""
     return list(dict.fromkeys(key for line in lines for key, value in line.items() if _is_number(value)))
 
 
@@ -285,12 +285,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(key: str) -> str:
-    """A legend entry without what the panel's title says."""
+    """Return a legend entry without what the panel's title says."""
     said = re.sub("^(inclusion|vib|trace|grad_norm)_", "", key)
     return key if said == key else said.replace("image_text", "image in text").replace("_", " ")
 
 
 def _scale(*values: np.ndarray) -> str:
-    """The scale of an axis: logarithmic where positive values span so much that nothing else shows them."""
+    """Return the scale of an axis: logarithmic where positive values span so much that nothing else shows them."""
     x = np.concatenate(values)
     return "log" if x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12 else "linear"

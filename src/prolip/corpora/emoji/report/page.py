@@ -93,7 +93,7 @@ def end_with_report(folder: Path) -> str:
 
 
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str = "") -> str:
-    """The page as HTML; sections without data say what would fill them."""
+    """Return the page as HTML; sections without data say what would fill them."""
     loader = PackageLoader("prolip.corpora.emoji.report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True

@@ -49,7 +49,7 @@ def section(result: CorpusResult, seed: int = 0) -> dict[str, Any] | None:
 
 
 def drawn(result: CorpusResult) -> Inputs:
-    """The drawings of the corpus, as the model saw them, by their names."""
+    """Return the drawings of the corpus, as the model saw them, by their names."""
     shown = result.corpus.drawings
     names = [result.corpus.concepts[one.concept].name for one in shown]
     return Inputs(result.image, names, lambda row: picture(shown[row].image(), lossless=True))
@@ -107,7 +107,7 @@ def thirds(
 
 
 def read_all(result: CorpusResult) -> dict[str, str]:
-    """The sentences of the figures by name, as `readings.txt.j2` writes them from the numbers."""
+    """Return the sentences of the figures by name, as `readings.txt.j2` writes them from the numbers."""
     m, table, units, expected = result.metrics, result.table, result.model_score.units, result.expected_matches
     trace, lengths, true = result.uncertainty(result.text), result.token_lengths, result.text_relation.sum(1)
     usual = int(np.bincount(lengths).argmax())
