@@ -73,7 +73,7 @@ def either(*flags: Flags) -> Flags:
 
 
 def titled(title: str, *flags: Flags) -> Flags:
-    return lambda parser: add_all(parser.add_argument_group(title), flags)
+    return lambda parser: add_all(parser.add_argument_group(textwrap.fill(title, 79)), flags)
 
 
 def parser_of(command: Command) -> Parser:
