@@ -173,7 +173,7 @@ def draw_dots(axes: Axes, found: Numbers) -> None:
 def plain_ticks(*axes: Axis) -> None:
     """Write plain numbers at the powers of ten of logarithmic axes."""
     for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
 
 

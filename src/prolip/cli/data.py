@@ -131,7 +131,7 @@ def shards(args: argparse.Namespace) -> None:
     "data emoji",
     "--data data/emoji/emojione.tar --classes group --output runs/groups",
     flag("--data", "shards of the corpus", nargs="+", required=True, metavar="TAR"),
-    flag("--select", "use only these concepts: 'group=animals nature|food drink'", metavar="RULE"),
+    flag("--select", "concepts to use: demo, or 'group=animals nature|food drink'", metavar="RULE"),
     flag("--classes", "write a classification by these instead of a retrieval", choices=("subgroup", "group")),
     output("folder for the task"),
 )

@@ -195,7 +195,7 @@ GALLERIES = """galleries:
 #: Drawings of the corpus, and the names in the gallery.
 DRAWINGS = (
     flag("--data", "shards with the drawings to evaluate", nargs="+", required=True, metavar="TAR"),
-    flag("--select", "concepts to evaluate, e.g. 'group=animals nature|food drink|travel places'", metavar="RULE"),
+    flag("--select", "concepts to evaluate: demo, or 'group=animals nature|food drink'", metavar="RULE"),
     flag("--names", "shards whose concepts are added to the gallery", nargs="+", metavar="TAR"),
     flag("--all-names", "keep all names in the gallery despite --select", action="store_true"),
 )
