@@ -18,7 +18,7 @@ from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.model_options import BASE, SMALL
 from training.parallel import World, from_first, largest
 
-#: Values of the optimiser's `auto` settings: for random weights (B.1), and for trained ones (docs/guides/train.md).
+#: Values of the optimiser's `auto` settings: for random weights (B.1), and for trained ones (docs/studies/defaults.md).
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
 FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 

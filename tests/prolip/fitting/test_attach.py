@@ -264,8 +264,8 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(p
     model = ["--model", f"local-dir:{pair[0]}", *DATA]
     said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")
     assert "no/where/p.safetensors" in said and "folder does not exist" in said
-    assert "holds the model itself" in refused(capsys, *model, "--output", pair[0])
-    assert "holds the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
+    assert "contains the model itself" in refused(capsys, *model, "--output", pair[0])
+    assert "contains the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
 
 
 @pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])
@@ -274,7 +274,7 @@ def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(
 ):
     (tmp_path / file).write_text('{"architectures": ["BertModel"]}')
     said = refused(capsys, "--model", f"local-dir:{pair[0]}", *DATA, "--output", tmp_path)
-    assert f"holds files of another model ({file})" in said
+    assert f"has files of another model, program or run ({file})" in said
     assert (tmp_path / file).read_text() == '{"architectures": ["BertModel"]}' and len(list(tmp_path.iterdir())) == 1
 
 
@@ -307,4 +307,4 @@ def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
 def test_a_method_whose_own_layers_change_the_means_is_refused(tmp_path, capsys, never_embeds):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme"}), tmp_path / "model")
     said = refused(capsys, "--model", f"local-dir:{tmp_path}/model", *DATA, "--output", tmp_path / "out")
-    assert "the method pcme has layers of its own" in said
+    assert "the method pcme has its own layers" in said

@@ -123,8 +123,8 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
     ("words", "message"),
     [
         (["--model", "ProLIP-ViT-test"], "needs a trained model"),
-        (["--pair-weight", "novelty"], "has no novelty of images"),
-        (["--pair-weight", "trace"], "all have one trace"),
+        (["--pair-weight", "novelty"], "needs a novelty of images"),
+        (["--pair-weight", "trace"], "all have the same trace"),
         (["--dataset-resampled"], "has no end"),
         (["--target-texts", "nowhere.txt"], "nowhere.txt"),
     ],

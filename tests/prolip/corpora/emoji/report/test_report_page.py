@@ -79,7 +79,7 @@ def test_the_page_says_of_every_method_what_its_variances_mean(name, tmp_path):
     method = METHODS[name]
     assert escape(" ".join(method.meaning.split())) in said
     fitted = name == "likelihood"
-    assert ("fits the variances" in said) == fitted and ("is a point" in said) == (not method.probabilistic)
+    assert ("variances are fitted" in said) == fitted and ("is a point" in said) == (not method.probabilistic)
     assert ("Training learns its variances" in said) == (method.probabilistic and not fitted)
 
 
