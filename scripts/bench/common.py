@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 def held(field: str = "VmHWM", process: int | str = "self") -> int:
-    """Bytes of a process from /proc: VmHWM is the peak since `forget_peak`, VmRSS the current size."""
+    """Return bytes of a process from /proc: VmHWM is the peak since `forget_peak`, VmRSS the current size."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def forget_peak() -> int:
-    """Give freed memory back, let the peak begin again, and return what the process holds, bytes."""
+    """Return freed memory to the system, reset the peak, and return the resident bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
@@ -26,6 +26,6 @@ def forget_peak() -> int:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """The median, and the middle half of the values in brackets."""
+    """Format the median, and the middle half of the values in brackets."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

@@ -1,15 +1,15 @@
-"""First checks on a GPU, in at most 15 minutes: tests, kernel, speed, feeding, a killed run, FSDP2, waits.
+"""First checks on a GPU, in at most 15 minutes: tests, kernel, speed, loader, a killed run, FSDP2, waits.
 
     make gpu                                                   all parts; writes docs/benchmarks/gpu.md
     .venv/bin/python scripts/bench/gpu/gpu.py --only kernel pairs --minutes 4
     .venv/bin/python scripts/bench/gpu/gpu.py --rehearse           every part, small, on the CPU: no measurement
 
-Each part runs in a process of its own (`gpu_parts.py`) and may take its share of the minutes that are left. A part that
-fails or runs out of time is a row with the first line of its error; the others still run. Beside the page lies a log
-with all that the parts wrote, tracebacks included. --only takes the other parts' results from earlier calls on the same
-device, versions and commit, where files of the checkout are as committed.
+Each part runs in a process of its own (`gpu_parts.py`) and may use its share of the remaining minutes. A part that
+fails or runs out of time becomes a row with the first line of its error; the others still run. A log next to the page
+holds the output of all parts, with tracebacks. --only takes the other parts' results from earlier calls on the same
+device, versions and commit, if the checkout has no uncommitted changes.
 
-Exit codes: 0 all parts ended (a target of speed may be not met), 1 a part failed, 2 wrong use, 3 no GPU.
+Exit codes: 0 all parts ended (a speed target may be missed), 1 a part failed, 2 wrong use, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PAGE = ROOT / "docs" / "benchmarks" / "gpu.md"
 PARTS_SCRIPT = Path(__file__).with_name("gpu_parts.py")
 NO_GPU, FAILED = 3, 1
 REHEARSAL = "a rehearsal on a CPU: no measurement"
-#: Seconds of the whole limit that are kept for ending parts and writing the page.
+#: Seconds of the limit that are reserved for ending parts and writing the page.
 RESERVE = 10
 
 
 class Part(NamedTuple):
-    """title: its heading on the page; weight: its share of the time that is left, among the parts to come."""
+    """A part of the checks. title: its heading; weight: its share of the remaining time among the remaining parts."""
 
     title: str
     weight: int
@@ -77,7 +77,7 @@ print(json.dumps(found))
 
 # --- where it runs ----------------------------------------------------------------------------------------------------
 def output_of(*words: str) -> str | None:
-    """The stripped output of a program; None if it is missing, fails or takes a minute."""
+    """Return the stripped output of a program, or None if it is missing, fails or takes a minute."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
@@ -86,14 +86,14 @@ def output_of(*words: str) -> str | None:
 
 
 def environment(rehearse: bool) -> dict[str, str]:
-    """The environment of the parts; a rehearsal sees no GPU and interprets the kernel."""
+    """Return the environment of the parts. A rehearsal hides the GPU and interprets the kernel."""
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     hidden = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"} if rehearse else {}
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"} | hidden
 
 
 def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
-    """Device, driver, versions and commit. `error` in place of them where torch cannot be asked."""
+    """Return device, driver, versions and commit, or only `error` if torch cannot be imported."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=environment(rehearse), cwd=ROOT, capture_output=True, text=True
     )
@@ -105,7 +105,7 @@ def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
         changed = output_of(
             "git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"
         )
-        commit = output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
+        commit = output_of("git", "rev-parse", "HEAD") or "unknown: git cannot find it"
         commit += ", with changes" if changed else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
@@ -118,7 +118,7 @@ def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
 
 
 def no_gpu(found: Mapping[str, str]) -> str:
-    """One line that says what was found and what to type."""
+    """Return one line that says what was found and what to type."""
     if "error" in found:
         return f"no GPU: {sys.executable} cannot import torch ({found['error']}): type make gpu, which installs it"
     listed = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -148,7 +148,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def read_rows(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows, facts) of a part, without the line that a kill cut."""
+    """Return (rows, facts) of a part, without a line truncated by a kill."""
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
@@ -164,7 +164,7 @@ def read_rows(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def run_part(name: str, args: argparse.Namespace, seconds: float, log: Any, more: Sequence[str]) -> dict[str, Any]:
-    """Run one part for at most so many seconds; its rows, facts, seconds, and error (None: it ended well)."""
+    """Run one part for at most `seconds`. Return its rows, facts, seconds, and error (None if it succeeded)."""
     file = args.work / f"{name}.jsonl"
     words = [name, "--file", file, "--work", args.work / name, "--seconds", f"{seconds:.0f}", *more]
     command = [sys.executable, str(PARTS_SCRIPT), *map(str, words)]
@@ -200,7 +200,7 @@ def run_part(name: str, args: argparse.Namespace, seconds: float, log: Any, more
 
 
 def run_parts(args: argparse.Namespace, where: Mapping[str, str], log: Any) -> dict[str, dict[str, Any]]:
-    """Run the chosen parts, each within its share of time; after a stop signal, return the results so far."""
+    """Run the chosen parts, each within its share of time. After a stop signal, return the results so far."""
     results = earlier(args, where)
     try:
         for number, name in enumerate(args.only):
@@ -224,7 +224,7 @@ def run_parts(args: argparse.Namespace, where: Mapping[str, str], log: Any) -> d
 
 
 def earlier(args: argparse.Namespace, where: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Results of the other parts from earlier calls in the same place; none where the checkout has changes."""
+    """Return earlier results of the other parts from the same place; none if the checkout has changes."""
     found: dict[str, dict[str, Any]] = {}
     if "with changes" in where["commit"] or "unknown" in where["commit"]:
         return found
@@ -239,18 +239,18 @@ def earlier(args: argparse.Namespace, where: Mapping[str, str]) -> dict[str, dic
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def cell(text: object) -> str:
-    """Text for a table cell: on one line, with Markdown's characters escaped."""
+    """Format text for a table cell: on one line, with Markdown's characters escaped."""
     return re.sub(r"\s+", " ", str(text)).strip().replace("<", "&lt;").replace("|", "\\|")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(map(cell, line)) + " |" for line in lines] + [""]
 
 
 def verdict(row: Mapping[str, Any], rehearse: bool) -> str:
-    """Whether a row's target was met."""
+    """Return whether a row met its target, in words."""
     if not row.get("target"):
         return ""
     if row.get("met") is None:
@@ -259,7 +259,7 @@ def verdict(row: Mapping[str, Any], rehearse: bool) -> str:
 
 
 def page_of(args: argparse.Namespace, where: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page: where it ran, all targets, then each part with its command."""
+    """Return the page: where it ran, all targets, then each part with its command."""
     lines = ["# The first GPU", ""]
     if args.rehearse:
         lines += [f"**This is {REHEARSAL}.**", ""]
@@ -278,7 +278,7 @@ def page_of(args: argparse.Namespace, where: Mapping[str, str], results: Mapping
         lines += [
             "## Failed",
             "",
-            f"Whole tracebacks are in `{args.output.with_suffix('.log').name}` beside this page.",
+            f"Whole tracebacks are in `{args.output.with_suffix('.log').name}` next to this page.",
             "",
         ]
         lines += table(["part", "error"], failed)
@@ -297,7 +297,7 @@ def page_of(args: argparse.Namespace, where: Mapping[str, str], results: Mapping
 
 
 def command_of(args: argparse.Namespace, part: str | None = None) -> str:
-    """The command for the page, or for one part of it."""
+    """Return the command for the page, or for one part of it."""
     chosen = [part] if part else args.only if len(args.only) < len(PARTS) else []
     only = ["--only", *chosen] if chosen else []
     minutes = [] if args.minutes == 15 else ["--minutes", f"{args.minutes:g}"]
@@ -309,25 +309,27 @@ def command_of(args: argparse.Namespace, part: str | None = None) -> str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--minutes", type=float, default=15, help="limit of the whole (default: %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="every part at cut size on the CPU")
-    parser.add_argument("--commit", help="of the checkout, where git cannot tell it")
+    parser.add_argument(
+        "--minutes", type=float, default=15, help="time limit of all parts, minutes (default: %(default)s)"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="run every part at a small size on the CPU")
+    parser.add_argument("--commit", help="commit of the checkout, if git cannot find it")
     parser.add_argument(
         "--output",
         type=Path,
-        help="the page (default: docs/benchmarks/gpu.md, of a rehearsal runs/gpu-rehearsal/gpu.md)",
+        help="page to write (default: docs/benchmarks/gpu.md, for a rehearsal runs/gpu-rehearsal/gpu.md)",
     )
     parser.add_argument(
         "--work",
         type=Path,
-        help="folder of what the parts make, which is kept (default: runs/gpu, of a rehearsal runs/gpu-rehearsal)",
+        help="folder for the files of the parts (default: runs/gpu, for a rehearsal runs/gpu-rehearsal)",
     )
     args = parser.parse_args(arguments)
     args.only = [name for name in PARTS if args.only is None or name in args.only]
     args.work = (args.work or ROOT / "runs" / ("gpu-rehearsal" if args.rehearse else "gpu")).resolve()
     args.output = (args.output or (args.work / "gpu.md" if args.rehearse else PAGE)).resolve()
     if args.rehearse and args.output == PAGE:
-        parser.error(f"--output {PAGE} is the page of measurements: give another file for a rehearsal")
+        parser.error(f"--output {PAGE} is the page of measurements. Give another file for a rehearsal")
     if not args.minutes * 60 > RESERVE:
         parser.error(f"--minutes {args.minutes:g}: give at least half a minute")
     try:
@@ -338,12 +340,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def interrupt(*_: object) -> None:
-    """Let a signal end the parts as Ctrl-C does, so that a page is written."""
+    """Handle a signal as Ctrl-C, so that the page is still written."""
     raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     args = parse(arguments)
     args.end = time.monotonic() + 60 * args.minutes - RESERVE
     where = probe(args.rehearse, args.commit)

@@ -1,4 +1,4 @@
-"""Helpers of the parts of `gpu.py`: they write rows and compare results with targets."""
+"""Helpers for the parts of `gpu.py`: write rows and compare results with targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WrongResultError(AssertionError):
 
 
 class Kit:
-    """A part's arguments, and the file of its rows. device: cuda, or cpu in a rehearsal; folder: the part's own."""
+    """Arguments of a part, and the file for its rows. device: cuda, or cpu in a rehearsal; folder: the part's own."""
 
     def __init__(self, args: argparse.Namespace):
         self.rehearse, self.seconds, self.step_rate = args.rehearse, args.seconds, args.step_rate
@@ -45,19 +45,19 @@ class Kit:
     def speed(
         self, what: str, value: float, figure: str, least: float | None = None, most: float | None = None
     ) -> None:
-        """Record a value with a target of speed, which a rehearsal does not judge."""
+        """Record a value with a speed target, which a rehearsal does not judge."""
         target = f">= {least:g}" if most is None else f"<= {most:g}"
         met = value >= least if least is not None else value <= (most or 0.0)
         self.write({"what": what, "figure": figure, "target": target, "met": None if self.rehearse else met})
 
     def check(self, what: str, figure: object, target: str, met: bool) -> None:
-        """A result that is right or wrong."""
+        """Record a result that is right or wrong."""
         self.write({"what": what, "figure": str(figure), "target": target, "met": met})
         if not met:
-            self.wrong.append(f"{what}: {figure}, wanted {target}")
+            self.wrong.append(f"{what}: {figure}, expected {target}")
 
     def settle(self) -> None:
-        """WrongResultError where any result was wrong."""
+        """Raise WrongResultError if any result was wrong."""
         if self.wrong:
             raise WrongResultError("; ".join(self.wrong))
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 def leaves(x: Any) -> list[Tensor]:
-    """The leaves of `bench_loss.Inputs` that have gradients."""
+    """Return the leaves of `bench_loss.Inputs` that have gradients."""
     return [*x.image, *x.text, x.scale, x.bias]
 
 
 def doubled(x: Any) -> Any:
-    """The same inputs in float64."""
+    """Return the same inputs in float64."""
     twin = copy.copy(x)
     twin.image, twin.text = (
         type(z)(*(part.detach().double().requires_grad_() for part in z)) for z in (x.image, x.text)
@@ -31,7 +31,7 @@ def doubled(x: Any) -> Any:
 
 
 def gradients(loss: Callable[[Any], Tensor], x: Any) -> list[Tensor]:
-    """The loss and its gradients, in float64."""
+    """Return the loss and its gradients, in float64."""
     x.clear()
     value = loss(x)
     value.backward()
@@ -40,7 +40,7 @@ def gradients(loss: Callable[[Any], Tensor], x: Any) -> list[Tensor]:
 
 
 def furthest(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The largest error of loss and gradients, each as a share of its largest element (of zeros: itself); NaN stays."""
+    """Return the largest error of loss and gradients, relative to the largest element if it is not 0; NaN stays."""
     sizes = [b.abs().max() for b in exact]
     errors = [(a - b).abs().max() / torch.where(size > 0, size, 1.0) for a, b, size in zip(got, exact, sizes)]
     return torch.stack(errors).max().item()
@@ -60,7 +60,7 @@ def kernel_in_use(kit: Kit) -> None:
 
 
 def kernel(kit: Kit) -> None:
-    """The Triton kernel against plain operations: values and gradients against float64, and times."""
+    """Compare the Triton kernel with plain operations: values and gradients against float64, and times."""
     from bench.train import loss as bench_loss
     from prolip.losses import Matches, ppcl
 
@@ -94,7 +94,10 @@ def kernel(kit: Kit) -> None:
 
 
 def one_block(rows: Tensor, columns: Tensor, bias: Tensor, place: Tensor, weight: float) -> tuple[Tensor, ...]:
-    """Loss, gradient of the logits and its sum, for some rows of the plain sigmoid loss; place: their own columns."""
+    """Return the loss, the gradient of the logits and its sum for rows of the plain sigmoid loss.
+
+    place: the column of each row's own text.
+    """
     logits = rows @ columns.T + bias
     own = place[:, None] == torch.arange(len(columns), device=rows.device)
     z = torch.where(own, -logits, logits)
@@ -103,7 +106,7 @@ def one_block(rows: Tensor, columns: Tensor, bias: Tensor, place: Tensor, weight
 
 
 def compiled_blocks(compiled: Callable[..., tuple[Tensor, ...]], block: int) -> Callable[[Any], Tensor]:
-    """The plain sigmoid loss of means, with gradients in its forward pass: a compiled block of rows at a time."""
+    """Return the plain sigmoid loss of means, in compiled blocks of rows with gradients in the forward pass."""
     from prolip.losses.autograd import Evaluation, differentiate
 
     def evaluate(inputs: Sequence[Tensor], _: Sequence[bool]) -> Evaluation:
@@ -126,7 +129,7 @@ def compiled_blocks(compiled: Callable[..., tuple[Tensor, ...]], block: int) -> 
 
 
 def pairs(kit: Kit) -> None:
-    """PPCL forward and backward against two plain sigmoid losses of the means: our kernel, and torch.compile's."""
+    """Time PPCL, forward and backward, against two plain sigmoid losses of the means: our kernel and torch.compile's."""
     from bench.train import loss as bench_loss
     from prolip.losses import Factors
     from prolip.losses import pairs as blocks
@@ -148,7 +151,7 @@ def pairs(kit: Kit) -> None:
     try:
         error = furthest(gradients(plain["plain, compiled"], x), wanted)
         kit.check("plain losses: largest difference", f"{error:.1e}", "<= 1e-04", error <= 1e-4)
-    except Exception as failure:  # of the compiler: the other comparison still counts
+    except Exception as failure:  # the compiler failed: the other comparison still counts
         traceback.print_exc()
         del plain["plain, compiled"]
         kit.wrong.append(f"plain, compiled: {type(failure).__name__}: {failure}".splitlines()[0])
@@ -160,7 +163,7 @@ def pairs(kit: Kit) -> None:
 
 
 def pair_times(kit: Kit, plain: Collection[str], x: Any, size: str, block: int) -> None:
-    """Times of PPCL and of the plain losses by name, in turn; its memory."""
+    """Time PPCL and the named plain losses in turn, and measure the memory of PPCL."""
     from bench.train import loss as bench_loss
 
     turns, device = 2 if kit.rehearse else 7, kit.device.type

@@ -1,9 +1,9 @@
-"""The parts of `gpu.py`, one in a process.
+"""The parts of `gpu.py`, each in a process of its own.
 
     python scripts/bench/gpu/gpu_parts.py PART --file F --work FOLDER --seconds S
 
-A part writes its rows to F, a JSON object a line, as soon as it has them, so that one that is killed leaves those. A
-target of speed may be not met; a result that is wrong fails the part, when all of it is measured.
+A part writes each row to F at once, one JSON object per line, so a killed part leaves its rows. A missed speed target
+is no failure. A wrong result fails the part after all its measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_speed import loader, step
 
 
 def cuda_tests(folder: Path) -> list[str]:
-    """Ids of the tests that are skipped without CUDA, and the files whose tests all use it where it is there."""
+    """Return the ids of tests that are skipped without CUDA, and the files whose tests all use CUDA if present."""
     found = []
     for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def cuda_tests(folder: Path) -> list[str]:
 
 
 def tests(kit: Kit) -> None:
-    """The tests that need CUDA or use it, by pytest."""
+    """Run the tests that need or use CUDA with pytest."""
     chosen, report = cuda_tests(ROOT / "tests"), kit.folder / "junit.xml"
     kit.begin(f"pytest {' '.join(chosen)}")
     words = ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}", *chosen]
@@ -80,14 +80,14 @@ PARTS: dict[str, Callable[[Kit], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one part; 1 where it failed, with the first line of its error in the file."""
+    """Run one part. Return 1 if it failed, with the first line of its error in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--file", type=Path, required=True, help="where rows go")
-    parser.add_argument("--work", type=Path, required=True, help="a folder for what the part makes")
-    parser.add_argument("--seconds", type=float, required=True, help="that it may take")
-    parser.add_argument("--step-rate", type=float, help="samples/s of the training step")
-    parser.add_argument("--rehearse", action="store_true", help="at cut size on the CPU")
+    parser.add_argument("--file", type=Path, required=True, help="file for the rows")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files of the part")
+    parser.add_argument("--seconds", type=float, required=True, help="time limit, seconds")
+    parser.add_argument("--step-rate", type=float, help="speed of the training step, samples/s")
+    parser.add_argument("--rehearse", action="store_true", help="run at a small size on the CPU")
     kit = Kit(parser.parse_args(arguments))
     try:
         PARTS[parser.parse_args(arguments).part](kit)

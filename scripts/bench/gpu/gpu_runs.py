@@ -26,7 +26,7 @@ SHARDS = "data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar"
 
 # --- a run that is killed ---------------------------------------------------------------------------------------------
 def logged(folder: Path) -> dict[int, float]:
-    """Step -> loss, of the lines of metrics.jsonl that are whole. WrongResultError where a step stands there twice."""
+    """Return step -> loss of the complete lines of metrics.jsonl. WrongResultError if a step occurs twice."""
     found: dict[int, float] = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
@@ -39,13 +39,13 @@ def logged(folder: Path) -> dict[int, float]:
 
 
 def newest(folder: Path) -> int:
-    """The step of the newest checkpoint, 0 where there is none."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     names = [path.stem.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*.pt")]
     return max(map(int, names), default=0)
 
 
 def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int, every: int) -> int:
-    """Start a run, kill it after half of its steps between two checkpoints; return the newest checkpoint's step."""
+    """Start a run, kill it after half of its steps between two checkpoints, and return the newest checkpoint's step."""
     process = subprocess.Popen(command, cwd=ROOT)
     end = time.monotonic() + kit.seconds / 2
     try:
@@ -67,7 +67,7 @@ def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int,
 
 
 def run(kit: Kit) -> None:
-    """A bf16 run of training.main on the bundled drawings, ended by SIGKILL in the middle and resumed."""
+    """Run training.main in bf16 on the bundled drawings, kill it in the middle with SIGKILL, and resume it."""
     steps, every = (16, 4) if kit.rehearse else (200, 20)
     sizes = "--batch-size 16 --workers 0" if kit.rehearse else "--batch-size 128 --workers 4"
     model = "ProLIP-ViT-test" if kit.rehearse else "ProLIP-ViT-XS-16"
@@ -123,7 +123,7 @@ def run(kit: Kit) -> None:
 
 # --- FSDP2, waits -----------------------------------------------------------------------------------------------------
 def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None, **settings: Any) -> Any:
-    """A run on synthetic samples, as the program builds it, ready for its first step."""
+    """Return a run on synthetic samples, as the program builds it, ready for its first step."""
     from training.config import build_config
     from training.parallel import World
     from training.run import build
@@ -152,7 +152,7 @@ def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None,
 
 
 def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
-    """The terms of the first steps of a run, as `loop.train` takes them."""
+    """Yield the loss terms of the first steps of a run, stepped as in `loop.train`."""
     from training.loop import on_device, training_step
 
     run.trained.network.train()
@@ -179,7 +179,7 @@ def one_rank_mesh() -> Iterator[None]:
 
 
 def fsdp(kit: Kit) -> None:
-    """Steps of a run in shards over one rank against the same run without, and its checkpoint read without."""
+    """Compare a run sharded over one rank with the same run without shards, and read its checkpoint without them."""
     from torch.distributed.tensor import DTensor
 
     from training.checkpoint.resume import save
@@ -205,7 +205,7 @@ def fsdp(kit: Kit) -> None:
         for one, other in zip(moved(plain, 3), moved(sharded, 3)):
             for name in ("loss", "grad_norm"):
                 apart.append((other[name] / one[name] - 1).abs())
-        worst = torch.stack(apart).max().item()  # NaN, where there is one
+        worst = torch.stack(apart).max().item()  # keeps NaN
         kit.check(
             f"loss and gradient norm: largest difference, {precision}",
             f"{worst:.1e}",
@@ -235,7 +235,7 @@ def fsdp(kit: Kit) -> None:
 
 @contextlib.contextmanager
 def waits_noted(kit: Kit) -> Iterator[list[str]]:
-    """Where the host waits for the device inside of the context, by file and line; nothing is seen on a CPU."""
+    """Yield file and line of each place in the block where the host waits for the device; none on a CPU."""
     found: list[str] = []
     if kit.device.type == "cpu":
         yield found
@@ -254,7 +254,7 @@ def waits_noted(kit: Kit) -> Iterator[list[str]]:
 
 
 def waits(kit: Kit) -> None:
-    """The third step of every method that trains from random weights, under torch's watch for waits of the host."""
+    """Watch for waits of the host in the third step of every method that trains from random weights."""
     from prolip.methods import METHODS
     from training.health.errors import LossMeter
     from training.loop import on_device, training_step
@@ -271,13 +271,13 @@ def waits(kit: Kit) -> None:
             kit.begin(f"{method}, {precision}")
             try:
                 made, meter = built(kit, f"{method}-{precision}", method, precision=precision), LossMeter()
-                list(moved(made, 2))  # looks at its inputs and makes constants
+                list(moved(made, 2))  # the first steps check inputs and create constants
                 batch = next(iter(made.data.loader))
                 with waits_noted(kit) as found:
                     terms = training_step(made.trained, on_device(made.data, batch, 2, kit.device), 2)
                     meter.add(terms, 3, batch["key"])
                 close(made)
-            except Exception as error:  # of one method: the others still count
+            except Exception as error:  # one method failed: the others still count
                 traceback.print_exc()
                 failed.append(f"{method}, {precision}: {type(error).__name__}: {error}".splitlines()[0])
                 kit.row(f"{method}, {precision}", f"FAILED: {failed[-1]}")

@@ -1,4 +1,4 @@
-"""Parts of `gpu.py`: a training step against SigLIP's and against the device's peak, and the loader that feeds it."""
+"""Parts of `gpu.py`: a training step against SigLIP's and the device's peak, and the loader that feeds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_kit import Kit
 
 
 def flops_of(name: str, rows: int) -> float:
-    """Model FLOPs of a sample in a step of ProLIP's method, forward and backward."""
+    """Return the model FLOPs of a sample in a ProLIP step, forward and backward."""
     from prolip.flops import flops_per_sample
     from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
     from prolip.models.prolip import ProLIP
@@ -28,7 +28,7 @@ def flops_of(name: str, rows: int) -> float:
 
 
 def step(kit: Kit) -> None:
-    """ProLIP's step against SigLIP's on the same towers, eager and compiled: ratio, samples/s, MFU."""
+    """Time ProLIP's step against SigLIP's on the same towers, eager and compiled: ratio, samples/s, MFU."""
     from prolip.flops import peak_of
 
     model = "ProLIP-ViT-test" if kit.rehearse else "ProLIP-ViT-B-16"
@@ -65,7 +65,7 @@ def step(kit: Kit) -> None:
 
 
 def step_times(kit: Kit, model: str, batch: int, compile: bool) -> dict[str, list[float]]:
-    """Seconds of both steps in turn, as `bench_step.main` measures them."""
+    """Return the seconds of both steps in turn, as `bench_step.main` measures them."""
     from bench.train import step as bench_step
     from training.model import attention_for
 
@@ -85,14 +85,14 @@ def step_times(kit: Kit, model: str, batch: int, compile: bool) -> dict[str, lis
 
 
 def write_shards(folder: Path, shards: int, samples: int, distinct: int) -> str:
-    """Shards of 256-pixel JPEGs with captions; their address."""
+    """Write shards of 256-pixel JPEGs with captions, and return their address."""
     from bench.train.loader import picture
 
     files = [picture(256, 256, seed) for seed in range(distinct)]
     for number in range(shards):
         with tarfile.open(folder / f"{number:03d}.tar", "w") as archive:
             for row in range(number * samples, (number + 1) * samples):
-                for end, data in (("jpg", files[row % distinct]), ("txt", f"a picture, number {row}".encode())):
+                for end, data in (("jpg", files[row % distinct]), ("txt", f"an image, number {row}".encode())):
                     member = tarfile.TarInfo(f"{row:07d}.{end}")
                     member.size = len(data)
                     archive.addfile(member, BytesIO(data))
@@ -100,7 +100,7 @@ def write_shards(folder: Path, shards: int, samples: int, distinct: int) -> str:
 
 
 def loader(kit: Kit) -> None:
-    """Samples/s of the training loader with all cores, as slurm/measure.py counts them, against the step's."""
+    """Compare samples/s of the training loader on all cores, counted as in slurm/measure.py, with the step's."""
     from prolip.data.config import fitting_workers
     from prolip.utils.threads import cores
 
@@ -109,7 +109,7 @@ def loader(kit: Kit) -> None:
     kit.begin(f"{shards} shards of {samples} JPEGs, 256 x 256 pixels")
     address = write_shards(kit.folder, shards, samples, distinct)
     batch = 8 if kit.rehearse else 512
-    # OpenCLIP's own model: images of 224 pixels, and a tokenizer that is there without a network
+    # OpenCLIP's own model: images of 224 pixels, and a tokenizer that needs no download
     name = "ProLIP-ViT-test" if kit.rehearse else "ViT-B-16"
     flags = [
         "--train-data",

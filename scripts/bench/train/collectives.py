@@ -1,6 +1,4 @@
-"""One rank of any number, without the others: torch's fake process group, what a rank sends, the most it holds, and
-which files it touches.
-"""
+"""A single simulated rank of many on torch's fake process group: bytes sent, peak memory, and files touched."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operators of torch.distributed -> the collective; places of what goes out and of what comes in among the arguments.
+#: Operators of torch.distributed -> the collective; positions of its inputs and outputs among the arguments.
 COLLECTIVES = {
     "send": ("send", 0, None),
     "recv_": ("receive", None, 0),
@@ -37,7 +35,7 @@ COLLECTIVES = {
     "alltoall_": ("all-to-all", 1, 0),
     "allreduce_": ("all-reduce", 0, 0),
     "broadcast_": ("broadcast", 0, 0),
-    # of tensors in shards, which return what comes in
+    # for sharded tensors; these return what is received
     "all_reduce": ("all-reduce", 0, None),
     "all_gather_into_tensor": ("all-gather", 0, None),
     "reduce_scatter_tensor": ("reduce-scatter", 0, None),
@@ -47,9 +45,9 @@ COLLECTIVES = {
 
 
 class Ledger(TorchDispatchMode):
-    """Counts collectives and the bytes that this rank has for others in each, and the bytes of storages alive.
+    """Counter of collectives, of the bytes this rank sends in each, and of the bytes of live storages.
 
-    counts, sent: by collective; peak: most bytes alive at a time of what was made inside. What comes in is zeros.
+    counts, sent: by collective; peak: most live bytes of storages created inside. Received data is zeros.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -60,7 +58,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it works on the shards, by operators that come here
+            return NotImplemented  # it calls operators on the shards, which are counted here
         if func.namespace in ("c10d", "_c10d_functional"):
             self.note(func.overloadpacket.__name__, args)
         out = func(*args, **(kwargs or {}))
@@ -70,7 +68,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def note(self, name: str, args: tuple) -> None:
-        """A collective: of all that it takes a rank keeps its own part, of W parts."""
+        """Record a collective. A rank sends all of its W parts but its own."""
         if COLLECTIVES[name] is None:
             return
         kind, outward, inward = COLLECTIVES[name]
@@ -83,7 +81,7 @@ class Ledger(TorchDispatchMode):
                 x.zero_()
 
     def hold(self, storage: Any) -> None:
-        """Count a storage that is new."""
+        """Count a new storage."""
         key, size = storage._cdata, storage.nbytes()
         if key in self.known:
             return
@@ -93,19 +91,19 @@ class Ledger(TorchDispatchMode):
         weakref.finalize(storage, self.release, key, size)
 
     def release(self, key: int, size: int) -> None:
-        """Count a storage that is freed."""
+        """Count a freed storage."""
         self.known.discard(key)
         self.live -= size
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Those in an argument."""
+    """Return the tensors in an argument."""
     return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
 @contextmanager
 def one_rank(rank: int, ranks: int) -> Iterator[None]:
-    """While entered, torch.distributed has so many ranks, of which this is one; OpenCLIP's losses take NCCL's way."""
+    """Simulate rank `rank` of `ranks` in torch.distributed. OpenCLIP's losses use their NCCL code."""
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         with patch.object(dist, "get_backend", lambda *_, **__: dist.Backend.NCCL), real_looking_ddp():
@@ -115,12 +113,12 @@ def one_rank(rank: int, ranks: int) -> Iterator[None]:
 
 
 def real_looking_ddp() -> Any:
-    """While entered, DDP sends its buckets by `send`."""
+    """Make DDP send its buckets through `send`."""
     return patch.object(nn.parallel, "DistributedDataParallel", Sending)
 
 
 class Sending(nn.parallel.DistributedDataParallel):
-    """DDP whose hook is `send` from its beginning."""
+    """DDP with the hook `send`."""
 
     @wraps(nn.parallel.DistributedDataParallel.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -128,8 +126,8 @@ class Sending(nn.parallel.DistributedDataParallel):
         self.register_comm_hook(None, send)
 
 
-def send(_, bucket):  # DDP takes no annotations that are words
-    """DDP's hook that does what it does by itself with real ranks; the fake ones give it no future."""
+def send(_, bucket):  # DDP does not accept annotations that are strings
+    """Send a bucket as DDP does with real ranks; fake ranks return no future."""
     dist.all_reduce(bucket.buffer())
     done: torch.futures.Future = torch.futures.Future()
     done.set_result(bucket.buffer())
@@ -138,7 +136,7 @@ def send(_, bucket):  # DDP takes no annotations that are words
 
 # --- files and objects ------------------------------------------------------------------------------------------------
 class Calls:
-    """Counts of this process's calls while `counting`: files looked up (stat, lstat), opened, and folders listed."""
+    """Counter of this process's calls while `counting`: files looked up (stat, lstat), opened, and folders listed."""
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
@@ -151,7 +149,7 @@ class Calls:
         torch.UntypedStorage.from_file = self.mapped
 
     def mapped(self, name: str, shared: bool, size: int) -> torch.UntypedStorage:
-        """As torch, which maps a file; its bytes are counted."""
+        """Map a file as torch does, and count its bytes."""
         if self.on:
             self.found["mapped"] += size
         return self.map(name, shared, size)
@@ -162,7 +160,7 @@ class Calls:
             self.found[what] += 1
 
     def counted(self, call: Any) -> Any:
-        """The same function, which counts."""
+        """Return the same function with counting."""
 
         def counting(*args: Any, **options: Any) -> Any:
             self.count("looked up")
@@ -172,7 +170,7 @@ class Calls:
 
     @contextmanager
     def counting(self) -> Iterator[Counter[str]]:
-        """The counts of the block, with bytes read (Linux alone tells them) and processor seconds."""
+        """Yield the counts of the block, with bytes read (Linux only) and processor seconds."""
         self.found, self.own = Counter(), -bytes_read() + bytes_read()
         before, start = bytes_read(), time.process_time()
         self.on = True
@@ -185,7 +183,7 @@ class Calls:
 
 
 def bytes_read() -> int:
-    """Bytes that this process has read from files and pipes so far; 0 where the system does not tell."""
+    """Return the bytes that this process has read from files and pipes so far; 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
     except OSError:
@@ -193,9 +191,9 @@ def bytes_read() -> int:
 
 
 class Rank:
-    """One rank of many while entered, by torch's fake group; objects are counted, and received as they would be.
+    """Context that simulates one rank of many with torch's fake group. Objects are counted and received.
 
-    sent: what rank 0 broadcasts goes there, and other ranks take it from there, in the same order.
+    sent: objects that rank 0 broadcasts, in order; other ranks read them from there.
     """
 
     OBJECTS = (
@@ -247,14 +245,14 @@ class Rank:
         self.found["collectives"] += 1
 
     def new_group(self, *_: Any, **__: Any) -> None:
-        """The group of a machine, whose first rank this one takes for rank 0."""
+        """Return the group of a machine. This rank treats its first rank as rank 0."""
         self.found["collectives"] += 1
 
     def destroy_process_group(self, *_: Any) -> None:
-        """There is none besides the fake one, which stays."""
+        """Do nothing: the fake group remains."""
 
     def add(self, ledger: Ledger, found: Counter[str]) -> None:
-        """What was counted since the last time, of tensors and of objects, to the counts of files."""
+        """Add the tensors and objects counted since the last call to the counts of files."""
         self.found["collectives"] += sum(ledger.counts.values())
         self.found["sent"] += sum(ledger.sent.values())
         found.update(self.found)

@@ -2,22 +2,22 @@
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench/train/loader.py --sizes 512x512 1024x768
 
-One core, one thread. The ways take turns within one process (A B A B..., the order reversed every other turn), each on
-the same files with the same seeds; ratios are medians of the ratios within a turn, with their quartiles. Processor time
-is the figure to hold a claim against, wall-clock time stands beside it. The files are drawings with smooth and fine
-noise, quality 90, 4:2:0 (--images takes a folder of JPEGs instead).
+One core, one thread. The ways take turns within one process (A B A B..., the order reversed every other turn), on the
+same files with the same seeds. Ratios are medians of the ratios within a turn, with their quartiles. Claims refer to
+processor time; wall-clock time is printed next to it. The files are synthetic images with smooth and fine noise,
+quality 90, 4:2:0 (--images takes a folder of JPEGs instead).
 
     openclip           webdataset's Pillow decoding, then OpenCLIP's transform with a crop alone: float32, normalised
     openclip + jitter  the same with the paper's colour jitter and greyscale
-    ours               the files' way through `RandomCrop`: uint8; colours and normalisation are left to the device
+    ours               `RandomCrop` from the file: uint8; the device changes colours and normalises
     ours, dct-scaled   the same with --dct-scaled-decoding
 
-"openclip + jitter" against "ours" is what a training run sees, when its device changes the colours; what that takes on
-the device is printed below, for this very core as well, though no one would train with it.
+"openclip + jitter" against "ours" is the gain of a training run whose device changes the colours. The time on the
+device is printed below, also for this core, although it is too slow for training.
 
 --decoders compares, in the same manner, decoding alone, to an array in memory; torchcodec where it is installed.
 
-Errors are those of the pixels before any colour is changed, in levels of 255, against Pillow's crop of the same box.
+Errors compare the pixels before colour changes with Pillow's crop of the same box, in levels of 255.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ PAPER = {  # ProLIP B.1
     "color_jitter_prob": 0.8,
     "gray_scale_prob": 0.2,
 }
-OPEN = webdataset.imagehandler("pilrgb")  # what OpenCLIP reads shards with
+OPEN = webdataset.imagehandler("pilrgb")  # OpenCLIP's decoder for shards
 LEAST_SIDE = 40
 Way = Callable[[bytes, int], Tensor]
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
-    """A JPEG with the properties of photographs that affect decoding time: soft shades, edges, and some grain."""
+    """Return a JPEG that decodes like a photograph: soft shades, edges, and some grain."""
     rng = np.random.default_rng(seed)
     pixels = np.full((height, width, 3), 128, dtype=np.float32)
     for cell in (4, 16, 64):
@@ -88,9 +88,9 @@ def picture(width: int, height: int, seed: int) -> bytes:
 
 
 def openclip(size: int, aug_cfg: dict[str, Any]) -> Way:
-    """OpenCLIP's way, its draws seeded as our loader seeds those of any transform."""
+    """Return OpenCLIP's way, seeded as our loader seeds any transform."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it names the settings that it has just used
+        warnings.simplefilter("ignore")  # it warns about the settings that it has just used
         transform = image_transform_v2(PreprocessCfg(size=size), is_train=True, aug_cfg=aug_cfg)
 
     def way(data: bytes, seed: int) -> Tensor:
@@ -101,14 +101,14 @@ def openclip(size: int, aug_cfg: dict[str, Any]) -> Way:
 
 
 def host_half(size: int, dct_scaled: bool = False) -> RandomCrop:
-    """Our way, as a run with the paper's augmentation makes it."""
+    """Return our way, as a run with the paper's augmentation builds it."""
     halves = split_augmentation(PAPER, size, dct_scaled)
     assert halves is not None
     return halves[0]
 
 
 def ways(size: int) -> dict[str, Way]:
-    """Name -> bytes of a file and a seed to a training image."""
+    """Return name -> function from the bytes of a file and a seed to a training image."""
     exact, scaled = host_half(size), host_half(size, dct_scaled=True)
     return {
         "openclip": openclip(size, {"scale": PAPER["scale"]}),
@@ -119,7 +119,7 @@ def ways(size: int) -> dict[str, Way]:
 
 
 def decoders() -> dict[str, Way]:
-    """Name -> bytes of a file to its pixels, in whichever layout the library hands them out."""
+    """Return name -> function from the bytes of a file to its pixels, in the library's own layout."""
 
     def as_tensor(data: bytes) -> Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -137,7 +137,7 @@ def decoders() -> dict[str, Way]:
 
 
 def report_decoders(label: str, files: list[bytes], turns: int) -> None:
-    """The table of the decoders."""
+    """Print the table of the decoders."""
     found = decoders()
     processor = {name: [spent[0] for spent in spents] for name, spents in take_turns(found, files, turns).items()}
     print(f"\nDecoding {label}\n| | ms | pillow / this |\n" + "|---" * 3 + "|")
@@ -146,7 +146,7 @@ def report_decoders(label: str, files: list[bytes], turns: int) -> None:
 
 
 def take_turns(ways: dict[str, Way], files: list[bytes], turns: int) -> dict[str, list[tuple[float, float]]]:
-    """(processor, wall-clock) seconds per image of every way and turn, after one turn that is not counted."""
+    """Return (processor, wall-clock) seconds per image of every way and turn, after one uncounted turn."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(-1, turns):
         for name in list(ways) if turn % 2 else reversed(list(ways)):
@@ -160,7 +160,7 @@ def take_turns(ways: dict[str, Way], files: list[bytes], turns: int) -> dict[str
 
 
 def errors(ours: RandomCrop, files: list[bytes], boxes: int) -> tuple[int, float, float, float]:
-    """(largest error, mean absolute error, share of pixels that differ, PSNR in dB) against Pillow's crop of a box."""
+    """Return (largest error, mean absolute error, share of different pixels, PSNR in dB) against Pillow's crops."""
     off = []
     for number, data in enumerate(files):
         image = decode_image(data)
@@ -175,7 +175,7 @@ def errors(ours: RandomCrop, files: list[bytes], boxes: int) -> tuple[int, float
 
 
 def device_seconds(rows: int, size: int, device: str, turns: int) -> dict[str, float]:
-    """Median seconds per image of the device's work on a batch."""
+    """Return the median seconds per image of the device's work on a batch."""
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8).to(device)
     medians = {}
     for name, aug_cfg in {"normalise": {}, "jitter, grey, normalise": PAPER}.items():
@@ -197,12 +197,12 @@ def device_seconds(rows: int, size: int, device: str, turns: int) -> dict[str, f
 
 
 def over_base(a: list[float], b: list[float]) -> str:
-    """Median and quartiles of a / b, turn by turn."""
+    """Format the median and quartiles of a / b over the turns."""
     return spread([x / y for x, y in zip(a, b)], 2)
 
 
 def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
-    """The tables of one set of files."""
+    """Print the tables of one set of files."""
     all_ways = ways(args.image_size)
     taken = take_turns(all_ways, files, args.turns)
     processor = {name: [spent[0] for spent in turns] for name, turns in taken.items()}
@@ -219,12 +219,12 @@ def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
 
 
 def jpegs(folder: Path) -> list[Path]:
-    """The JPEGs in a folder; none where there is no folder."""
+    """Return the JPEGs in a folder; none if there is no folder."""
     return sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
 
 
 def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
-    """Name -> files."""
+    """Return name -> files."""
     if args.images:
         return {str(args.images): [path.read_bytes() for path in jpegs(args.images)]}
     sizes = {size: [int(side) for side in size.split("x")] for size in args.sizes}
@@ -233,16 +233,20 @@ def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of the files")
-    parser.add_argument("--images", type=Path, help="a folder of JPEGs to take instead of synthetic files")
-    parser.add_argument("--files", type=int, default=12, help="files of each size")
-    parser.add_argument("--turns", type=int, default=25, help="turns that are counted")
-    parser.add_argument("--boxes", type=int, default=8, help="boxes of each file to measure errors with")
-    parser.add_argument("--image-size", type=int, default=224, help="size of the model's images")
-    parser.add_argument("--rows", type=int, help="images of a batch on the device; without: 16 on a CPU, 512 on CUDA")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time, too")
-    parser.add_argument("--decoders", action="store_true", help="compare decoders alone instead")
-    parser.add_argument("--core", type=int, help="processor core to run on; without: the last one allowed")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of the files, pixels"
+    )
+    parser.add_argument("--images", type=Path, help="folder of JPEGs to use instead of synthetic files")
+    parser.add_argument("--files", type=int, default=12, help="number of files of each size")
+    parser.add_argument("--turns", type=int, default=25, help="number of counted turns")
+    parser.add_argument("--boxes", type=int, default=8, help="boxes per file for measuring errors")
+    parser.add_argument("--image-size", type=int, default=224, help="size of the model's images, pixels")
+    parser.add_argument("--rows", type=int, help="images per batch on the device (default: 16 on a CPU, 512 on CUDA)")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time as well"
+    )
+    parser.add_argument("--decoders", action="store_true", help="compare only decoders")
+    parser.add_argument("--core", type=int, help="processor core to run on (default: the last one allowed)")
     args = parser.parse_args(argv)
     for name, least in {"files": 1, "turns": 2, "boxes": 1, "image_size": 1}.items():
         if getattr(args, name) < least:
@@ -250,9 +254,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for size in args.sizes:
         sides = re.fullmatch(r"(\d+)x(\d+)", size)
         if sides is None or min(map(int, sides.groups())) < LEAST_SIDE:
-            parser.error(f"--sizes {size} is no width x height of {LEAST_SIDE} pixels or more: give e.g. 512x512")
+            parser.error(f"--sizes {size} must be a width x height of {LEAST_SIDE} pixels or more. Give e.g. 512x512")
     if args.images is not None and not jpegs(args.images):
-        parser.error(f"--images {args.images} is no folder with a .jpg or .jpeg in it")
+        parser.error(f"--images {args.images} is not a folder with .jpg or .jpeg files")
     return args
 
 

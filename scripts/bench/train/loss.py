@@ -2,25 +2,23 @@
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench/train/loss.py --batches 128 256 512 --large 4096 8192
 
-What is measured is one forward and backward pass in float32, from leaves (means and, where the loss has them, log
+Each measurement is one forward and backward pass in float32, from leaves (means and, if the loss has them, log
 variances) to their gradients.
 
-There are two direct computations, for the ratio depends on how direct one is: "differences" forms all differences of
-means and all sums of variances, B x B x D each, as the distance is written; "variances" has a matrix product for the
-means and B x B x D sums for the variances only, and is the one to hold a claim against.
+The ratio depends on the direct computation, so there are two. "differences" forms all differences of means and all sums
+of variances, B x B x D each, as in the equation of the distance. "variances" has a matrix product for the means and
+B x B x D sums for the variances only; claims refer to it.
 
-Time: the losses take turns within one process (A B A B...), so a busy spell of the machine hits all of them alike; the
-medians are given, and ratios are medians of the ratios within a turn.
+Time: the losses take turns within one process (A B A B...), so that other load affects all of them alike. Times are
+medians, and ratios are medians of the ratios within a turn.
 
-Memory: one new process for each figure, with everything above the inputs counted, the gradients included.
-"allocated" is the peak of what torch's CPU allocator handed out, read from the memory events of torch.profiler; it is
-exact and repeatable, and blind to the workspace of the BLAS. "resident" is what the kernel saw the process grow by
-(VmHWM after the pass, reset before it), BLAS included, in a pass without profiler. On CUDA both are the caching
-allocator's peak.
+Memory: a new process for each number, which counts everything above the inputs, with the gradients. "allocated" is the
+peak of torch's CPU allocator, from the memory events of torch.profiler. It is exact and repeatable, but omits the
+workspace of the BLAS. "resident" is the growth of the process (VmHWM after the pass, reset before it), with the BLAS,
+in a pass without profiler. On CUDA both are the caching allocator's peak.
 
-Last comes the tiled loss, which takes any score, with the sigmoid of all similarities as the caller's loss: elk, which
-does not factor, over csd, at the same tile. It holds some matrices of all pairs, which ours, printed beside them, does
-not.
+Last comes the tiled loss, which accepts any score, here with the sigmoid loss of all similarities: elk, which does not
+factor, over csd, at the same tile. It holds some matrices of all pairs; ours, printed next to it, does not.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ MIB = 2**20
 
 
 class Inputs:
-    """A batch of images and texts, scale and bias: leaves that want gradients."""
+    """A batch of images and texts, scale and bias: leaves that require gradients."""
 
     def __init__(self, batch: int, dim: int, device: str):
         generator = torch.Generator().manual_seed(0)
@@ -76,12 +74,12 @@ class Inputs:
 
 
 def ours(x: Inputs) -> Tensor:
-    """Row blocks, gradients in the forward pass."""
+    """Compute our loss in row blocks, with gradients in the forward pass."""
     return ppcl(x.image, x.text, x.scale, x.bias)
 
 
 def plain(x: Inputs) -> Tensor:
-    """Ours without the Triton kernel."""
+    """Compute our loss without the Triton kernel."""
     devices, pairs.FUSED_DEVICES = pairs.FUSED_DEVICES, frozenset()
     try:
         return ours(x)
@@ -90,13 +88,13 @@ def plain(x: Inputs) -> Tensor:
 
 
 def differences(x: Inputs) -> Tensor:
-    """The distance through B x B x D differences of means and B x B x D sums of variances."""
+    """Compute the distance from B x B x D differences of means and B x B x D sums of variances."""
     distance = (x.image.mean[:, None] - x.text.mean[None]).square().sum(-1) + summed_variances(x)
     return sigmoid_loss(x.scale * (1 - distance / 2) + x.bias)
 
 
 def variances(x: Inputs) -> Tensor:
-    """The similarity through a matrix product of means and B x B x D sums of variances."""
+    """Compute the similarity from a matrix product of means and B x B x D sums of variances."""
     return sigmoid_loss(x.scale * (x.image.mean @ x.text.mean.T - summed_variances(x) / 2) + x.bias)
 
 
@@ -110,12 +108,12 @@ def sigmoid_loss(logits: Tensor) -> Tensor:
 
 
 def siglip(x: Inputs) -> Tensor:
-    """OpenCLIP's sigmoid loss on the means; it has no variances."""
+    """Compute OpenCLIP's sigmoid loss on the means; it has no variances."""
     return SigLipLoss()(x.image.mean, x.text.mean, x.scale, x.bias)
 
 
 def tiled(score: Callable[[Gaussian, Gaussian], Tensor], x: Inputs) -> Tensor:
-    """The sigmoid loss of a score, tile by tile."""
+    """Compute the sigmoid loss of a score, tile by tile."""
     return tiled_loss_over_ranks(
         score, x.image, x.text, lambda similarity, _: sigmoid_loss(x.scale * similarity + x.bias), (x.scale, x.bias)
     )
@@ -139,7 +137,7 @@ def synchronise(device: str) -> None:
 
 
 def seconds(name: str, inputs: Inputs, device: str) -> float:
-    """Wall-clock time of one forward and backward pass."""
+    """Return the wall-clock seconds of one forward and backward pass."""
     inputs.clear()
     synchronise(device)
     start = time.perf_counter()
@@ -149,7 +147,7 @@ def seconds(name: str, inputs: Inputs, device: str) -> float:
 
 
 def take_turns(names: list[str], turns: int, inputs: Inputs, device: str) -> dict[str, list[float]]:
-    """Times of every loss, `turns` of each after one that is not counted; the order is reversed every other turn."""
+    """Return `turns` times of every loss, after one uncounted turn; the order is reversed every other turn."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-1, turns):
         for name in names if turn % 2 else reversed(names):
@@ -164,7 +162,7 @@ def median_ratio(numerator: list[float], denominator: list[float]) -> float:
 
 
 def allocated(name: str, inputs: Inputs) -> int:
-    """Peak bytes from torch's CPU allocator during a pass, above what the inputs hold."""
+    """Return the peak bytes of torch's CPU allocator during a pass, above the inputs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         LOSSES[name](inputs).backward()
     with tempfile.TemporaryDirectory() as folder:
@@ -177,12 +175,14 @@ def allocated(name: str, inputs: Inputs) -> int:
         held += change
         peak = max(peak, held)
     if not peak:
-        raise RuntimeError("torch.profiler reported no memory events: nothing was measured; try another torch version")
+        raise RuntimeError(
+            "torch.profiler reported no memory events, so nothing was measured. Try another torch version"
+        )
     return peak
 
 
 def resident(name: str, inputs: Inputs) -> int | None:
-    """Growth of the resident set at its peak during a pass; None where the kernel does not tell (not Linux)."""
+    """Return the growth of the peak resident set during a pass; None if the system does not report it (not Linux)."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     before = forget_peak()
@@ -191,7 +191,7 @@ def resident(name: str, inputs: Inputs) -> int | None:
 
 
 def peak_memory(how: str, name: str, batch: int, dim: int, device: str) -> int | None:
-    """Runs in a process of its own: one small pass to load the libraries, then the one that is measured."""
+    """Measure a pass in this new process, after one small pass that loads the libraries."""
     LOSSES[name](Inputs(8, dim, device)).backward()
     inputs = Inputs(batch, dim, device)
     if device == "cuda":
@@ -205,12 +205,12 @@ def peak_memory(how: str, name: str, batch: int, dim: int, device: str) -> int |
 
 
 def in_child(how: str, name: str, batch: int, dim: int, args: argparse.Namespace) -> int | None:
-    """`peak_memory` in a new process."""
+    """Call `peak_memory` in a new process."""
     command = [sys.executable, __file__, "--measure", how, name, str(batch)]
     command += ["--dim", str(dim), "--device", args.device, "--threads", str(args.threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"memory of {name} at B={batch} could not be measured:\n{done.stderr}")
+        raise RuntimeError(f"memory of {name} at B={batch} was not measured:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -231,7 +231,7 @@ def row(*cells: object) -> None:
 
 
 def time_table(args: argparse.Namespace) -> None:
-    """Milliseconds of each loss. Ours meets SigLIP's in many turns, the slow direct ones in few."""
+    """Print milliseconds of each loss: many turns of ours against SigLIP's, few of the slow direct ones."""
     header("Time, ms", ["B", "ours", "SigLIP", *DIRECT, "ours / SigLIP", *(f"{name} / ours" for name in DIRECT)])
     for batch in args.batches:
         inputs = Inputs(batch, args.dim, args.device)
@@ -248,7 +248,7 @@ def time_table(args: argparse.Namespace) -> None:
 
 
 def kernel_table(args: argparse.Namespace) -> None:
-    """Milliseconds with and without the Triton kernel, which is for devices, at all batches."""
+    """Print milliseconds with and without the Triton kernel, which is for devices, at all batches."""
     header("Time, ms", ["B", "ours", "without the kernel", "without / ours"])
     for batch in (*args.batches, *args.large):
         times = take_turns(["ours", "plain"], args.turns, Inputs(batch, args.dim, args.device), args.device)
@@ -257,7 +257,7 @@ def kernel_table(args: argparse.Namespace) -> None:
 
 
 def memory_tables(args: argparse.Namespace) -> None:
-    """MiB of each loss; the direct ones are left out of the large batches, where they would not fit."""
+    """Print MiB of each loss; large batches omit the direct ones, which need too much memory."""
     columns = ["B", "ours", "SigLIP", *DIRECT, "ours / SigLIP", *(f"{name} / ours" for name in DIRECT)]
     for how in ("allocated", "resident"):
         header(f"Peak memory above the inputs, MiB, {how}", [*columns, "ours / ours in the row above"])
@@ -276,11 +276,11 @@ def memory_tables(args: argparse.Namespace) -> None:
 
 
 def tiled_table(args: argparse.Namespace) -> None:
-    """MiB and seconds of the tiled loss by score, with PPCL beside them."""
+    """Print MiB and seconds of the tiled loss by score, next to PPCL."""
     batch, dim = args.tiled
     names = ("tiled csd", "tiled elk", "ours")
     header(f"Tiled loss, B={batch}, D={dim}", ["", *names, "tiled elk / tiled csd"])
-    # A trace of elk's million operations would itself take the memory that "allocated" is to find.
+    # A trace of elk's million operations would itself take the memory that "allocated" measures.
     peaks = [in_child("resident", name, batch, dim, args) for name in names]
     row("peak memory above the inputs, MiB, resident", *(in_mib(x) for x in peaks), ratio(peaks[1], peaks[0]))
     times = take_turns(list(names), 1, Inputs(batch, dim, args.device), args.device)
@@ -289,12 +289,22 @@ def tiled_table(args: argparse.Namespace) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="*", default=[128, 256, 512], help="time and memory of all")
-    parser.add_argument("--large", type=int, nargs="*", default=[4096, 8192], help="memory of ours and SigLIP only")
+    parser.add_argument(
+        "--batches", type=int, nargs="*", default=[128, 256, 512], help="batches at which all losses are measured"
+    )
+    parser.add_argument(
+        "--large",
+        type=int,
+        nargs="*",
+        default=[4096, 8192],
+        help="batches at which only the memory of ours and SigLIP is measured",
+    )
     parser.add_argument("--dim", type=int, default=768)
-    parser.add_argument("--tiled", type=int, nargs=2, default=(2048, 512), metavar=("B", "D"), help="of the tiled loss")
-    parser.add_argument("--turns", type=int, default=30, help="of ours and SigLIP")
-    parser.add_argument("--direct-turns", type=int, default=5, help="of ours and the direct ones")
+    parser.add_argument(
+        "--tiled", type=int, nargs=2, default=(2048, 512), metavar=("B", "D"), help="batch and width of the tiled loss"
+    )
+    parser.add_argument("--turns", type=int, default=30, help="turns of ours and SigLIP")
+    parser.add_argument("--direct-turns", type=int, default=5, help="turns of ours and the direct losses")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--measure", nargs=3, metavar=("HOW", "LOSS", "B"), help=argparse.SUPPRESS)

@@ -6,13 +6,13 @@
     python scripts/bench/train/methods.py --rank 5000 25000 --dim 512 --shortlist 100  # VACSR's ranking
     python scripts/bench/train/methods.py --neighbours 5000 25000 --dim 512  # source-free's, both directions
 
-Steps take turns within one process, as in step.py: forward, loss, backward, fused AdamW. --memory prints what one
-PCME loss with its gradients holds at most above its inputs (Linux), in a process of its own each: ours, and over all
-pairs of samples at once, B x B x J x J distances as torch.cdist makes them. Differences of coordinates as formula (2)
-prints them, B x B x J x J x D, are computed, not run. VACSR's: ours above the model, and all pairs through the adapter
-at once, not run where it would keep more than --most GiB. --rank: exact for up to --exact-images images, by which the
-time of all is reckoned. --neighbours: blocks that come round, as ranks find neighbours, against whole rows of the
-gallery on one process, as before; both in turns, in one process.
+Steps take turns within one process, as in step.py: forward, loss, backward, fused AdamW. --memory prints the peak
+memory of one PCME loss with its gradients above its inputs (Linux), each in a process of its own: ours, and all pairs
+of samples at once, B x B x J x J distances of torch.cdist. Memory of the coordinate differences of formula (2),
+B x B x J x J x D, is computed, not measured. For VACSR: ours above the model, and all pairs through the adapter at
+once, skipped above --most GiB. --rank: exact for up to --exact-images images, from which the time of all is estimated.
+--neighbours: circulating blocks, by which ranks find neighbours, against whole rows of the gallery on one process;
+both in turns, in one process.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", default="ProLIP-ViT-S-16")
     add("--batch-size", type=int, default=32)
-    fresh = [name for name, method in METHODS.items() if not method.adapts]  # of others the step wants pairs of its own
+    fresh = [name for name, method in METHODS.items() if not method.adapts]  # others need pairs of their own
     add("--methods", nargs="+", default=[name for name in fresh if name != "clip"], choices=fresh)
     add("--rounds", type=int, default=9)
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
     add("--precision", default="bf16", choices=("bf16", "fp32"))
-    add("--processor-time", action="store_true", help="of this process alone, for a machine that has other work")
-    add("--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="of that loss, no steps")
+    add("--processor-time", action="store_true", help="use processor time, for a busy machine")
+    add(
+        "--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="measure the memory of that loss, no steps"
+    )
     add("--rank", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time VACSR's ranking, no steps")
     add("--neighbours", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time source-free's search, no steps")
-    add("--block", type=int, default=ranks.BLOCK, help="rows that come round at once, of source-free's search")
+    add("--block", type=int, default=ranks.BLOCK, help="rows per block of source-free's search")
     add("--shortlist", type=int, default=100)
     add("--exact-images", type=int, default=5000)
     add("--most", type=float, default=4.0)
@@ -72,7 +74,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_steps(options: argparse.Namespace, device: torch.device) -> dict[str, bench_step.Step]:
-    """A training step of each method, CLIP's first."""
+    """Return a training step of each method, CLIP's first."""
     steps = {}
     batch = bench_step.make_batch(options, device)
     place = torch.arange(options.batch_size, device=device)
@@ -84,7 +86,7 @@ def make_steps(options: argparse.Namespace, device: torch.device) -> dict[str, b
         model = bench_step.prolip.create_model(options.model, device=device, method_cfg=cfg)
         objective = method.objective(model, config).to(device)
         own = batch
-        if method.objective.needs(config).data.get("captions"):  # as the loader gives them where several are asked for
+        if method.objective.needs(config).data.get("captions"):  # as the loader gives several captions
             own = batch | {"text": batch["text"].unsqueeze(1)}
         loss = lambda step, objective=objective, own=own: objective(objective.prepare(own, step))["loss"]  # noqa: E731
         steps[name] = bench_step.make_step(objective.train(), loss, options, device)
@@ -107,7 +109,7 @@ def time_steps(options: argparse.Namespace) -> None:
 
 
 def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
-    """One loss with its gradients; sends the seconds and the MiB that it held at most above its inputs."""
+    """Compute one loss with its gradients. Send the seconds and the peak MiB above its inputs."""
     v, t = (F.normalize(torch.randn(batch, samples, dim), dim=2).requires_grad_() for _ in range(2))
     label = torch.eye(batch)
 
@@ -125,7 +127,7 @@ def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
 
 
 def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
-    """One loss of VACSR with its gradients; sends what `pcme_loss` does."""
+    """Compute one loss of VACSR with its gradients. Send the same numbers as `pcme_loss`."""
     config = VACSRConfig(known_matches=False, adapter_hidden=hidden)
     v, t = (F.normalize(torch.randn(batch, dim), dim=1).requires_grad_() for _ in range(2))
     adapter = SimilarityAdapter(dim, hidden, config.mixture_components)
@@ -151,7 +153,7 @@ def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
 
 
 def alone(target: Any, *words: Any) -> tuple[float, float, float]:
-    """What `target` sends from a process of its own."""
+    """Return the numbers that `target` sends from a process of its own."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*words, send))
@@ -164,7 +166,7 @@ def alone(target: Any, *words: Any) -> tuple[float, float, float]:
 def measure_vacsr_memory(options: argparse.Namespace) -> None:
     batch, dim, hidden = options.batch_size, options.dim, options.hidden
     print(f"VACSR's loss, B = {batch}, D = {dim}, hidden {hidden}\n| way | MiB | s |\n|---|---:|---:|")
-    # what autograd keeps of each pair: the product, mean, log_var and sigma of K = 2, noise, z; both hidden layers
+    # autograd keeps of each pair: the product, mean, log_var and sigma of K = 2, noise, z; both hidden layers
     mib = batch**2 * (9 * dim + 2 * hidden) * 4 / 2**20
     for way in ("tiles", "all pairs at once"):
         if way == "tiles" or mib < 1024 * options.most:
@@ -174,7 +176,7 @@ def measure_vacsr_memory(options: argparse.Namespace) -> None:
 
 
 def time_ranking(options: argparse.Namespace) -> None:
-    """Ranks of VACSR's matches in both directions, five texts for an image or what there are."""
+    """Time the ranks of VACSR's matches in both directions, with at most five texts per image."""
     (images, texts), dim = options.rank, options.dim
     image, text = (
         Gaussian(x, torch.full_like(x, -torch.inf))
@@ -201,7 +203,7 @@ def time_ranking(options: argparse.Namespace) -> None:
 
 
 def whole_rows(score: Score, pool: UnpairedEmbeddings, side: str, count: int) -> torch.Tensor:
-    """The nearest of each query, as one process found them with the whole gallery before it."""
+    """Return the nearest items of each query, found by one process over the whole gallery."""
     queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
     block, found = max(1, source_free.CELLS // len(gallery.mean)), []
     for start in range(0, len(queries.mean), block):
@@ -212,13 +214,13 @@ def whole_rows(score: Score, pool: UnpairedEmbeddings, side: str, count: int) ->
 
 
 def products(queries: torch.Tensor, gallery: torch.Tensor) -> None:
-    """All inner products, some queries at a time, of which nothing is kept."""
+    """Compute and drop all inner products, some queries at a time."""
     for some in queries.split(max(1, source_free.CELLS // len(gallery))):
         some @ gallery.mT
 
 
 def time_neighbours(options: argparse.Namespace) -> None:
-    """The 300 nearest texts of every image and images of every text, by the CSD of random Gaussians."""
+    """Time the 300 nearest texts of every image and images of every text, by the CSD of random Gaussians."""
     (images, texts), ranks.BLOCK = options.neighbours, options.block
     clock = time.process_time if options.processor_time else time.perf_counter
     device, score, config = torch.device(options.device), CSDScore(), source_free.SourceFreeConfig(neighbours=300)

@@ -1,17 +1,17 @@
-"""Cost of communication: PPCL over ranks against SigLIP's exchange and against none, and a step on 1 and on 2 ranks.
+"""Cost of communication: PPCL over ranks against SigLIP's exchange and no exchange, and a step on 1 and 2 ranks.
 
     python scripts/bench/train/ring.py                     two processes on this machine's CPU, one thread each
     python scripts/bench/train/ring.py --device cuda --ranks 2 --batch-size 4096
 
 Loss, forward and backward in float32, from leaves to their gradients, per rank:
-  ring          ours: text blocks of D + 1 numbers and their gradients travel round while pairs are scored
-  gather        ours with all texts gathered at once, as is chosen on devices where they fit
+  ring          ours: text blocks of D + 1 numbers and their gradients circulate while pairs are scored
+  gather        ours with all texts gathered at once, the choice on devices with enough memory
   bidirectional OpenCLIP's SigLipLoss, which sends texts of D numbers both ways
-  no exchange   ours with the very same computation, its messages replaced by buffers of this rank
+  no exchange   ours with the same computation, its messages replaced by buffers of this rank
 Step: forward, loss, backward and AdamW of a whole model inside DDP, on all ranks at once, and on rank 0 alone while the
-others wait. Throughput of all ranks over that of one is the scaling; with N processes on N cores N would be perfect.
+others wait. Scaling is the throughput of all ranks divided by that of one; N processes on N cores reach at most N.
 
-Everything takes turns within the same processes (A B C A B C...); medians are given, and ratios are medians of turns.
+Everything takes turns within the same processes (A B C A B C...). Times are medians, and ratios are medians of turns.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Kept:
         self.sent = sent
 
     def wait(self) -> list[Tensor]:
-        """The bytes that were to be sent."""
+        """Return this rank's own buffers."""
         return self.sent
 
 
 @contextmanager
 def no_exchange() -> Iterator[None]:
-    """The ring without messages."""
+    """Run the ring without messages."""
     honest, exchanges.Transfer = exchanges.Transfer, Kept  # type: ignore[misc]
     try:
         yield
@@ -68,7 +68,7 @@ def no_exchange() -> Iterator[None]:
 
 
 def build_losses(options: argparse.Namespace, rank: int, device: torch.device) -> dict[str, Step]:
-    """Name -> forward and backward pass of one loss on this rank's batch."""
+    """Return name -> forward and backward pass of one loss on this rank's batch."""
     generator = torch.Generator().manual_seed(rank)
 
     def leaf() -> Gaussian:
@@ -107,7 +107,7 @@ def clear(leaves: tuple[Tensor, ...]) -> None:
 
 
 def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> tuple[Step, Step]:
-    """(a step inside DDP, the same step of a model that knows no other rank)."""
+    """Return (a step inside DDP, the same step without other ranks)."""
     torch.manual_seed(0)
     batch = {
         "image": torch.randn(options.step_batch_size, 3, 64, 64, device=device),
@@ -137,7 +137,7 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 
 @contextmanager
 def pretend_alone() -> Iterator[None]:
-    """The loss of one rank, although a process group is there."""
+    """Compute losses as on a single rank, in spite of the process group."""
     honest, contrastive.world_size = contrastive.world_size, lambda group=None: 1
     try:
         yield
@@ -146,7 +146,7 @@ def pretend_alone() -> Iterator[None]:
 
 
 def seconds(step: Step, device: torch.device) -> float:
-    """Seconds of one call that all ranks begin together, until the device has finished."""
+    """Return the seconds of one call that all ranks begin together, until the device has finished."""
     dist.barrier()
     start = time.perf_counter()
     step()
@@ -156,7 +156,7 @@ def seconds(step: Step, device: torch.device) -> float:
 
 
 def measure_losses(options: argparse.Namespace, rank: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each loss in each turn, of the slowest rank."""
+    """Return the seconds of each loss in each turn, on the slowest rank."""
     steps = build_losses(options, rank, device)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(options.rounds + 3):
@@ -169,7 +169,7 @@ def measure_losses(options: argparse.Namespace, rank: int, device: torch.device)
 
 
 def measure_scaling(options: argparse.Namespace, rank: int, device: torch.device) -> list[float]:
-    """Throughput of all ranks over that of rank 0 alone, in each turn."""
+    """Return the throughput of all ranks over that of rank 0 alone, in each turn."""
     together, alone = build_step(options, rank, device)
     ratios = []
     for turn in range(options.rounds + 2):
@@ -182,7 +182,7 @@ def measure_scaling(options: argparse.Namespace, rank: int, device: torch.device
 
 
 def work(rank: int, options: argparse.Namespace, port: int) -> None:
-    """One rank: measure, and rank 0 prints."""
+    """Measure on one rank; rank 0 prints."""
     torch.set_num_threads(options.threads)
     if options.device == "cpu":
         keep_freed_memory()  # as training.main does
@@ -199,7 +199,7 @@ def work(rank: int, options: argparse.Namespace, port: int) -> None:
 
 
 def tell(options: argparse.Namespace, times: dict[str, list[float]], scaling: list[float]) -> None:
-    """The table of the losses, then the scaling of a step."""
+    """Print the table of the losses, then the scaling of a step."""
     print(
         f"loss: {options.ranks} ranks, local batch {options.batch_size}, D={options.dim}, float32, {options.device}, "
         f"{options.threads} threads each, torch {torch.__version__}\n"
@@ -221,7 +221,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="local batch of the loss (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--model", default="ProLIP-ViT-S-16")
-    parser.add_argument("--step-batch-size", type=int, default=64, help="of a rank (default: %(default)s)")
+    parser.add_argument(
+        "--step-batch-size", type=int, default=64, help="local batch of the step (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -231,7 +233,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # ranks of a CPU need not import everything once more; CUDA cannot be forked
+    # forked ranks of a CPU import nothing again; CUDA cannot be forked
     start = "spawn" if options.device == "cuda" else "fork"
     mp.start_processes(work, (options, port), options.ranks, start_method=start)
 

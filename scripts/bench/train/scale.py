@@ -2,18 +2,18 @@
 
     python scripts/bench/train/scale.py --old CHECKOUT --write docs/benchmarks/scale.md
 
-Ranks are simulated: rank 0 runs, what it broadcasts is kept, and the last rank runs with that. No other rank differs
-from the last one. Phases:
+Ranks are simulated: rank 0 runs and its broadcasts are saved, then the last rank runs with them. All other ranks equal
+the last one. Phases:
 
   start   from the list of shards and of a test set to the first sample of a rank's first stream
-  step    the third training step of a tiny model: what DDP and the loss exchange, texts gathered as on GPUs
-  stop    what ranks agree on between steps, per step of --step-ms, and the most steps until all know a request
-  save    a checkpoint, as far as training waits for it
+  step    the third training step of a tiny model: exchanges of DDP and the loss, texts gathered as on GPUs
+  stop    agreement of ranks between steps, per step of --step-ms, and the most steps until all know a request
+  save    the part of a checkpoint that training waits for
   load    from the address of a checkpoint to its state
   kinds   the collectives of a step of --model by what they carry, with DDP and with FSDP2
 
-Columns: files looked up, opened and listed; bytes read from files and mapped; collectives; bytes of tensors sent and of
-objects received by them; seconds of the processor. With --old a cell says "before → after".
+Columns: files looked up, opened and listed; bytes read from files and mapped; collectives; bytes of tensors they send
+and of objects they receive; processor seconds. With --old a cell says "before → after".
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from bench.train.collectives import COLLECTIVES, Calls, Ledger, Rank, real_looki
 from prolip.utils.outputs import replacing
 
 RANKS = (2, 8, 64, 512, 4096)
-#: Of a shard, as its index has them, and links to one file, of which file systems allow some 65,000.
+#: Samples of a shard in its index, and links to one file: file systems allow about 65,000.
 SAMPLES, LINKS = 10_000, 10_000
 TEST_SHARDS = 16
 COLUMNS = ("looked up", "opened", "listed", "read", "mapped", "collectives", "sent", "received", "seconds")
 Counts = dict[str, list[dict[str, float]]]
 PHASES = ("start", "step", "stop", "save", "load", "kinds")
-#: Machines hold so many ranks.
+#: Ranks per machine.
 LOCAL = 8
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def write_shard(path: Path) -> int:
-    """A shard of two samples; its bytes."""
+    """Write a shard of two samples and return its size in bytes."""
     from PIL import Image
 
     picture = io.BytesIO()
@@ -73,7 +73,7 @@ def write_shard(path: Path) -> int:
 
 
 def write_data(folder: Path, shards: int) -> None:
-    """Training shards with an index that says SAMPLES of each, and the shards of a test set."""
+    """Write training shards with an index of SAMPLES for each, and the shards of a test set."""
     entries = {}
     for number in range(shards):
         path = folder / f"{number:06d}.tar"
@@ -90,7 +90,7 @@ def write_data(folder: Path, shards: int) -> None:
 
 # --- start ------------------------------------------------------------------------------------------------------------
 def settings(folder: Path, shards: int) -> Any:
-    """A run on the shards, whose buffer opens one of them for a first sample, evaluated on the test set."""
+    """Return a run on the shards, evaluated on the test set. Its buffer opens one shard for a first sample."""
     from training.main import parse
 
     data = ["--train-data", f"{folder}/{{000000..{shards - 1:06d}}}.tar", "--val-data", f"shards:{folder}/test"]
@@ -98,7 +98,7 @@ def settings(folder: Path, shards: int) -> Any:
 
 
 def begin(config: Any, rank: int, ranks: int) -> None:
-    """The start of a run on one rank, as far as it touches data, up to a first sample."""
+    """Start a run on one rank as far as it touches data, up to a first sample."""
     from prolip.data.faults import FaultCounter
     from prolip.data.order import Place
     from training.evaluate import open_validation
@@ -112,9 +112,9 @@ def begin(config: Any, rank: int, ranks: int) -> None:
 
 
 def count_start(folder: Path, args: argparse.Namespace) -> Counts:
-    """Ranks -> the counts of rank 0 and of the last one."""
+    """Return ranks -> the counts of rank 0 and of the last one."""
     calls, results, config = Calls(), {}, settings(folder, args.shards)
-    begin(config, 0, 1)  # imports what is imported late
+    begin(config, 0, 1)  # triggers late imports
     for ranks in args.ranks:
         sent: list[bytes] = []
         pair = []
@@ -129,7 +129,7 @@ def count_start(folder: Path, args: argparse.Namespace) -> Counts:
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 def words_of(folder: Path, *more: str) -> list[str]:
-    """A run of synthetic images that evaluates nothing."""
+    """Return the arguments of a run on synthetic images without evaluation."""
     run = ["--dataset-type", "synthetic", "--train-num-samples", "65536"]
     run += [] if "--model" in more else ["--model", "ProLIP-ViT-test"]
     run += ["--workers", "0", "--batch-size", "2", "--max-steps", "8", "--warmup", "1", "--save-frequency", "0"]
@@ -138,9 +138,9 @@ def words_of(folder: Path, *more: str) -> list[str]:
 
 
 def count_run(folder: Path, args: argparse.Namespace) -> dict[str, Counts]:
-    """Phase -> ranks -> the counts of rank 0 and of the last one."""
+    """Return phase -> ranks -> the counts of rank 0 and of the last one."""
     calls, results = Calls(), {phase: {} for phase in PHASES[1:-1]}
-    phases_of(folder / "warm", Rank(0, 2, []), calls, args)  # imports what is imported late
+    phases_of(folder / "warm", Rank(0, 2, []), calls, args)  # triggers late imports
     for ranks in args.ranks:
         sent: list[bytes] = []
         for rank in (0, ranks - 1):
@@ -150,7 +150,7 @@ def count_run(folder: Path, args: argparse.Namespace) -> dict[str, Counts]:
 
 
 def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace) -> dict[str, Counter[str]]:
-    """The phases of a run on one rank."""
+    """Return the counts of each phase of a run on one rank."""
     import training.run
     from prolip.losses import contrastive
     from training.loop import on_device, save, training_step
@@ -193,12 +193,12 @@ def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace)
     return found
 
 
-#: Steps over which agreeing is counted, and where the most of them between a request and its answer stand.
+#: Steps over which agreement is counted, and the key of the most steps between a request and its answer.
 STEPS, LATE = 200, "steps until known"
 
 
 def agree(run: Any, args: argparse.Namespace) -> int:
-    """Exchange requests between STEPS steps of so many milliseconds; a new request follows each answer."""
+    """Exchange requests between STEPS steps of --step-ms milliseconds; a new request follows each answer."""
     from training import parallel as distributed
 
     real, now, asked, late = getattr(distributed, "time", None), time.monotonic(), 0, 0
@@ -208,14 +208,17 @@ def agree(run: Any, args: argparse.Namespace) -> int:
             now += args.step_ms / 1000
             stop, *_ = run.health.consensus.exchange(15 if step >= asked else 0, 0, 0)
             if stop:
-                late, asked = max(late, step - asked), step + 7  # so that a request comes at any place between answers
+                late, asked = (
+                    max(late, step - asked),
+                    step + 7,
+                )  # so that requests come at varying steps between answers
     finally:
         distributed.time = real
     return late
 
 
 # --- kinds of collectives ---------------------------------------------------------------------------------------------
-#: The function that a collective comes of -> what it carries, who waits for it.
+#: Function that calls a collective -> its content, and who waits for it.
 CARRIERS = {
     "score_gathered": ("vectors of texts, and their gradients", "the device, for the slowest rank"),
     "send": ("gradients, a bucket of 25 MB each", "the device, after its backward pass, for the last bucket"),
@@ -228,7 +231,7 @@ CARRIERS = {
 
 
 class Carried(Ledger):
-    """Counts and bytes by what a collective carries as well. Fails where CARRIERS does not know it."""
+    """Ledger that also counts by the content of a collective. Fails for one that CARRIERS lacks."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -243,14 +246,14 @@ class Carried(Ledger):
         while frame is not None and frame.f_code.co_name not in CARRIERS:
             frame = frame.f_back
         if frame is None:
-            raise RuntimeError(f"a step has a collective, {name}, that no row speaks of: add its function to CARRIERS")
+            raise RuntimeError(f"no row describes the collective {name} of a step. Add its function to CARRIERS")
         row = frame.f_code.co_name, COLLECTIVES[name][0]
         self.number[row] += 1
         self.bytes[row] += self.sent.total() - before
 
 
 def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[list[Any]]]]:
-    """DDP, FSDP2 -> ranks -> rows (function, collective, how many, bytes) of the second step on rank 0."""
+    """Return DDP, FSDP2 -> ranks -> rows (function, collective, count, bytes) of the second step on rank 0."""
     import training.run
     from prolip.losses import contrastive
     from training.loop import on_device, training_step
@@ -281,7 +284,7 @@ def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, l
 
 
 def kinds_table(model: str, ways: dict[str, dict[str, list[list[Any]]]]) -> list[str]:
-    """A row for each kind of collective."""
+    """Return the table, a row for each kind of collective."""
     ranks = list(next(iter(ways.values())))
     heads = [f"bytes, {int(number):,} ranks" for number in ranks]
     lines = [
@@ -331,12 +334,12 @@ Nothing here ran on a GPU or over a network. *another* is the last rank, *all* i
 
 
 def show(value: float) -> str:
-    """A count, or a mean of counts, or seconds."""
+    """Format a count, a mean of counts, or seconds."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
 def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
-    """Rank 0, one other rank, and all of them together; columns of zeros are left out."""
+    """Return the table of rank 0, one other rank, and all of them together, without columns of zeros."""
 
     def three(results: Counts) -> dict[tuple[str, str], dict[str, float]]:
         rows: dict[tuple[str, str], dict[str, float]] = {}
@@ -357,7 +360,7 @@ def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """The tables of this checkout, next to those of an older one."""
+    """Print the tables of this checkout, next to those of an older one."""
     found = []
     with tempfile.TemporaryDirectory() as name:
         if "start" in args.phases:
@@ -372,7 +375,7 @@ def compare(args: argparse.Namespace) -> None:
             command = [sys.executable, __file__, *words]
             done = subprocess.run([str(word) for word in command], env=environment, stdout=subprocess.PIPE, text=True)
             if done.returncode:
-                raise SystemExit(f"counting in {checkout} ended with {done.returncode}: the lines above say why")
+                raise SystemExit(f"counting in {checkout} ended with {done.returncode}. The lines above say why")
             found.append(json.loads(done.stdout.splitlines()[-1]))
     lines: list[str] = []
     for phase in args.phases:
@@ -397,23 +400,23 @@ def compare(args: argparse.Namespace) -> None:
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("phases", nargs="*", metavar="PHASE", help=f"what is counted: {', '.join(PHASES)}; default: all")
+    add("phases", nargs="*", metavar="PHASE", help=f"phases to count: {', '.join(PHASES)}; default: all")
     add("--shards", type=int, default=5000, help="training shards; default: %(default)s")
     add("--ranks", type=int, nargs="+", default=RANKS, help="numbers of ranks; default: %(default)s")
     add("--step-ms", type=float, default=74, help="milliseconds of a step, for stop; default: %(default)s, ViT-B/16's")
-    add("--model", default="ProLIP-ViT-B-16", help="of kinds; default: %(default)s")
-    add("--old", metavar="CHECKOUT", help="of an older commit, whose counts stand before this one's")
-    add("--write", type=Path, metavar="PAGE", help="page that is written; without, tables are printed")
-    for name in ("--in", "--run"):  # of a process that counts
+    add("--model", default="ProLIP-ViT-B-16", help="model for kinds; default: %(default)s")
+    add("--old", metavar="CHECKOUT", help="checkout of an older commit, counted for comparison")
+    add("--write", type=Path, metavar="PAGE", help="page to write; default: print the tables")
+    for name in ("--in", "--run"):  # for a child process that counts
         add(name, dest=name.strip("-") + "_folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     args.phases = args.phases or list(PHASES)
     if unknown := set(args.phases) - set(PHASES):
-        parser.error(f"no phase is called {', '.join(sorted(unknown))}: there are {', '.join(PHASES)}")
+        parser.error(f"unknown phase {', '.join(sorted(unknown))}. Give {', '.join(PHASES)}")
     if min(args.ranks) < 2 or args.shards < max(args.ranks):
         parser.error(f"--shards {args.shards} for --ranks {max(args.ranks)}: give as many shards or more, and 2 ranks")
     if args.old and not (Path(args.old) / "src" / "training").is_dir():
-        parser.error(f"--old {args.old} holds no src/training: give the root of a checkout")
+        parser.error(f"--old {args.old} holds no src/training. Give the root of a checkout")
     return args
 
 

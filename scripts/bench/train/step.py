@@ -4,9 +4,9 @@
     python scripts/bench/train/step.py --model ProLIP-ViT-B-16 --batch-size 512 --device cuda --compile --profile 45
     python scripts/bench/train/step.py --model ViT-B-16 --batch-size 8 --rounds 25 --only "no views"
 
-A step is the forward pass, the loss, the backward pass and fused AdamW, on a batch that lies on the device. The steps
-take turns within one process (A B C D A B C D...), so that a busy spell of the machine hits all alike; medians are
-given, and ratios are medians of the ratios within a turn.
+A step is the forward pass, the loss, the backward pass and fused AdamW, on a batch that is on the device. The steps
+take turns within one process (A B C D A B C D...), so that other load affects all of them alike. Times are medians,
+and ratios are medians of the ratios within a turn.
 
 siglip           OpenCLIP's own model of the same configuration without uncertainty, with OpenCLIP's SigLipLoss
 prolip           ours: PPCL, inclusion, VIB, masked views (patches dropped before they are embedded, texts in one pass)
@@ -55,7 +55,7 @@ Step = Callable[[], None]
 
 
 class SigLIP(nn.Module):
-    """OpenCLIP's model and loss of a configuration of ours."""
+    """OpenCLIP's model and loss for one of our configurations."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -69,10 +69,10 @@ class SigLIP(nn.Module):
 
 
 class ReleasedViews(ProLIPObjective):
-    """Masked views as the released code makes them: costs, not semantics, are the point."""
+    """Masked views with the cost of the released code, not its exact semantics."""
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """A random subset of 75% of the patches for all rows; texts masked one row after the other."""
+        """Choose a random 75% of the patches for all rows, and mask the texts row by row."""
         rows = count_masked_rows(len(batch["image"]), self.config.mask_fraction)
         patches, text = self.model.num_patches, batch["text"][:rows].clone()
         keep = torch.randperm(patches, device=text.device)[: patches * 3 // 4].sort().values
@@ -83,7 +83,7 @@ class ReleasedViews(ProLIPObjective):
         return batch | {"masked_image": batch["image"][:rows], "keep": keep.expand(rows, -1), "masked_text": text}
 
     def embed(self, batch: Batch) -> dict[str, Tensor]:
-        """Four passes."""
+        """Run the four passes."""
         reps = {"scale": self.model.logit_scale.exp(), "bias": self.model.logit_bias}
         views = {
             "image": self.model.encode_image(batch["image"]),
@@ -96,7 +96,7 @@ class ReleasedViews(ProLIPObjective):
         return reps
 
 
-#: Step of ours -> its objective and config.
+#: Our steps -> objective and config.
 OURS: dict[str, tuple[type[Objective], Any]] = {
     "our siglip": (SigLIPObjective, PointsConfig()),
     "likelihood": (LikelihoodObjective, LikelihoodConfig()),
@@ -107,7 +107,7 @@ OURS: dict[str, tuple[type[Objective], Any]] = {
 
 
 def build_steps(options: argparse.Namespace) -> dict[str, Step]:
-    """Name -> one training step, each with a model and an optimiser of its own."""
+    """Return name -> one training step, each with a model and an optimiser of its own."""
     device = torch.device(options.device)
     torch.manual_seed(0)
     batch = make_batch(options, device)
@@ -129,7 +129,7 @@ def build_steps(options: argparse.Namespace) -> dict[str, Step]:
 
 
 def make_batch(options: argparse.Namespace, device: torch.device) -> Batch:
-    """Random images, and texts of random lengths, as the loader gives them."""
+    """Return random images, and texts of random lengths, as the loader gives them."""
     config, _ = get_model_config(options.model)
     with torch.device("meta"):
         model = ProLIP(config)
@@ -146,7 +146,7 @@ def make_batch(options: argparse.Namespace, device: torch.device) -> Batch:
 def make_step(
     module: nn.Module, loss: Callable[[int], Tensor], options: argparse.Namespace, device: torch.device
 ) -> Step:
-    """Forward, backward and AdamW of one model."""
+    """Return a step: forward, backward and AdamW of one model."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.2, fused=True)
     dtype = {"bf16": torch.bfloat16, "fp32": None}[options.precision]
     count = 0
@@ -164,7 +164,7 @@ def make_step(
 
 
 def seconds(step: Step, device: torch.device, clock: Callable[[], float]) -> float:
-    """Seconds of one step, until the device has finished."""
+    """Return the seconds of one step, until the device has finished."""
     start = clock()
     step()
     if device.type == "cuda":
@@ -175,7 +175,7 @@ def seconds(step: Step, device: torch.device, clock: Callable[[], float]) -> flo
 def measure(
     steps: dict[str, Step], rounds: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every turn, after two turns that are not counted."""
+    """Return the seconds of every step in every turn, after two uncounted turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
         for name, step in steps.items():
@@ -186,7 +186,7 @@ def measure(
 
 
 def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
-    """Print the operations that take the longest in two steps of each kind."""
+    """Print the slowest operations in two steps of each kind."""
     cuda = device.type == "cuda"
     for name, step in steps.items():
         with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as found:
@@ -197,7 +197,7 @@ def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
 
 
 def tell(times: dict[str, list[float]], batch_size: int) -> None:
-    """The table, then a line on masked views if they were measured."""
+    """Print the table, then a line on masked views if they were measured."""
     print("| step | ms | samples/s | step / siglip |\n|---|---:|---:|---:|")
     for name, values in times.items():
         middle = statistics.median(values)
@@ -217,21 +217,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ProLIP-ViT-S-16")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--only", nargs="+", choices=list(OURS), default=list(OURS), metavar="STEP", help="of ours")
-    parser.add_argument("--rounds", type=int, default=15, help="turns that count (default: %(default)s)")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(OURS), default=list(OURS), metavar="STEP", help="our steps to time"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="number of counted turns (default: %(default)s)")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N slowest operations, too")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="also print the N slowest operations")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cpu":
-        keep_freed_memory()  # as training.main does, here for all
+        keep_freed_memory()  # as training.main does; here for all steps
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} threads"
     print(f"{options.model}, batch {options.batch_size}, {options.precision}, {where}, torch {torch.__version__}\n")
-    with attention_for(f"amp_{options.precision}", device):  # what training.main would take; the same for all
+    with attention_for(f"amp_{options.precision}", device):  # the choice of training.main; the same for all
         steps = build_steps(options)
         tell(measure(steps, options.rounds, device), options.batch_size)
         if options.profile:

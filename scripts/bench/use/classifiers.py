@@ -2,9 +2,9 @@
 
     python scripts/bench/use/classifiers.py --model local-dir:runs/demo/model
 
-Zero-shot with and without labelled images for its probabilities, 1 to 16 shots of each class with and without names
-beside scikit-learn's logistic regression, and answers at a risk: half of the second designer's drawings, drawn at
-random, say which confidence is refused, and the other half is asked.
+It tests three things: zero-shot with and without labelled images for its probabilities; 1 to 16 shots of each class
+with and without names, next to scikit-learn's logistic regression; and answers at a risk. A random half of the second
+designer's drawings sets the refused confidence, and the other half is classified.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ SHOTS = (1, 2, 4, 8, 16)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name for --pretrained")
     parser.add_argument("--pretrained", help="weights of a named model")
     parser.add_argument("--fit", default="data/emoji/twemoji.tar", help="drawings to fit to (default: twemoji)")
-    parser.add_argument("--ask", default="data/emoji/emojione.tar", help="drawings that are asked (default: emojione)")
-    parser.add_argument("--select", default=RULE, help=f"which of them (default: {RULE})")
+    parser.add_argument("--ask", default="data/emoji/emojione.tar", help="drawings to classify (default: emojione)")
+    parser.add_argument("--select", default=RULE, help=f"rule that selects drawings (default: {RULE})")
     parser.add_argument("--classes", default="subgroup", choices=("group", "subgroup", "name"))
     parser.add_argument("--risks", type=float, nargs="+", default=[0.4, 0.3, 0.2, 0.1])
-    parser.add_argument("--shots", type=int, nargs="+", default=SHOTS, help="drawings of each class")
-    parser.add_argument("--repeats", type=int, default=10, help="draws of shots, and of halves (default: 10)")
+    parser.add_argument("--shots", type=int, nargs="+", default=SHOTS, help="drawings per class")
+    parser.add_argument("--repeats", type=int, default=10, help="random draws of shots and of halves (default: 10)")
     return parser.parse_args()
 
 
 def read(shard: str, rule: str, level: str) -> tuple[list[bytes], np.ndarray]:
-    """Pictures and their labels."""
+    """Read images and their labels."""
     corpus = emoji.read(shard).select(rule)
     labels = [getattr(corpus.concepts[one.concept], level) for one in corpus.drawings]
     return [one.data for one in corpus.drawings], np.array(labels)
 
 
 def figures(classifier, x: np.ndarray, y: np.ndarray) -> str:
-    """Accuracy, mean -log p of the truth, and expected calibration error."""
+    """Format accuracy, mean -log p of the truth, and expected calibration error."""
     p = classifier.predict_proba(x)
     right = classifier.classes_[p.argmax(1)] == y
     known = np.isin(y, classifier.classes_)
@@ -60,25 +60,25 @@ def figures(classifier, x: np.ndarray, y: np.ndarray) -> str:
 
 
 def mean_figures(made: list[str]) -> str:
-    """The mean of several lines of figures, number by number."""
+    """Average several lines of metrics, number by number."""
     numbers = np.mean([[float(word.rstrip("%")) for word in line.split() if word[0].isdigit()] for line in made], 0)
     return "acc {:5.1f}%  nats {:5.2f}  ECE {:.3f}".format(*numbers)
 
 
 def shots_of(y: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Rows of at most so many drawings of each class."""
+    """Return the rows of at most `count` drawings of each class."""
     random = np.random.default_rng(seed)
     return np.concatenate([random.permutation(np.flatnonzero(y == label))[:count] for label in np.unique(y)])
 
 
 def main() -> None:
-    """Embed once, then all tables."""
+    """Embed once, then print all tables."""
     args = parse()
     embedder = Embedder.load(args.model, args.pretrained)
     (fit_pictures, fit_y), (ask_pictures, ask_y) = (read(x, args.select, args.classes) for x in (args.fit, args.ask))
     zero = ZeroShotClassifier(embedder, sorted({*fit_y, *ask_y})).fit()
     fit_x, ask_x = zero.embed(fit_pictures), zero.embed(ask_pictures)
-    print(f"{len(zero.classes_)} classes, {len(fit_x)} drawings to fit to, {len(ask_x)} asked\n")
+    print(f"{len(zero.classes_)} classes, {len(fit_x)} drawings to fit to, {len(ask_x)} to classify\n")
     print(f"zero-shot, the model's own scale      {figures(zero, ask_x, ask_y)}")
     print(f"zero-shot, fitted                     {figures(zero.fit(fit_x, fit_y), ask_x, ask_y)}")
     for count in args.shots:

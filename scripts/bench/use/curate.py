@@ -1,11 +1,10 @@
-"""Curation of many samples: its pace beside the training loader's on the same shards, its memory from first to last.
+"""Curation of many samples: speed against the training loader's on the same shards, and memory over all steps.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench/use/curate.py                    # 1,000,000 samples
 
-One shard of synthetic JPEGs stands for all: the others are links to it. No model is asked, as its time is its own: the
-loader decodes, resizes and tokenizes, and so does scoring, which also writes its tables. The two take turns; the ratio
-is the median over turns. Then `score`, `select` and `write` run over all samples in this process, whose peak is printed
-on the way.
+One shard of synthetic JPEGs stands for all: the others are links to it. No model runs. The loader decodes, resizes and
+tokenizes; scoring does the same and also writes its tables. The two take turns; the ratio is the median over turns.
+Then `score`, `select` and `write` run over all samples in this process, which prints its peak memory after each.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from prolip.data.loader import build_loader
 from prolip.data.reading.tar import ShardReader
 from prolip.models.tokenizer import get_tokenizer
 
-#: Different pictures of a shard.
+#: Different images of a shard.
 PICTURES = 200
 
 
 def make_shards(folder: Path, args: argparse.Namespace) -> list[str]:
-    """One shard, and links to it."""
+    """Write one shard, and links to it."""
     generator = np.random.default_rng(0)
     pictures = []
     for _ in range(PICTURES):
@@ -56,7 +55,7 @@ def make_shards(folder: Path, args: argparse.Namespace) -> list[str]:
     with tarfile.open(first, "w") as tar:
         for number in range(args.shard_samples):
             record = json.dumps({"uid": f"{number:032x}"}).encode()
-            caption = f"picture {number} of something that is described in a few words".encode()
+            caption = f"image {number} of something that is described in a few words".encode()
             for suffix, data in (("jpg", pictures[number % PICTURES]), ("txt", caption), ("json", record)):
                 member = tarfile.TarInfo(f"{number:08d}.{suffix}")
                 member.size = len(data)
@@ -67,13 +66,13 @@ def make_shards(folder: Path, args: argparse.Namespace) -> list[str]:
 
 
 def brightness(tokenize: Callable[..., Tensor], pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray]:
-    """A stand-in for a model's signals."""
+    """Return brightness as a stand-in for a model's signals."""
     ids = tokenize(list(captions))
     return {"score": pixels.mean((1, 2, 3)).numpy(), "text_tokens": (ids != 0).sum(1).numpy()}
 
 
 def scorer(urls: Sequence[str], out: Path, args: argparse.Namespace) -> Scorer:
-    """Of shards, as the command makes it."""
+    """Build the scorer of shards as the command does."""
     figure: Any = partial(brightness, get_tokenizer(args.model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +83,7 @@ def scorer(urls: Sequence[str], out: Path, args: argparse.Namespace) -> Scorer:
 
 
 def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
-    """Samples that the training loader yields."""
+    """Count the samples that the training loader yields."""
     preprocess = scorer(urls, out, args).preprocess
     config = DataConfig(
         train_data="::".join(urls),
@@ -101,7 +100,7 @@ def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
 
 
 def scored(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
-    """Samples that are scored."""
+    """Score the shards and count the samples."""
     made = scorer(urls, out, args)
     for number in range(len(urls)):
         made.score(number)
@@ -109,7 +108,7 @@ def scored(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
 
 
 def pace(way: Callable[..., int], urls: Sequence[str], args: argparse.Namespace) -> float:
-    """Samples per second."""
+    """Return samples per second."""
     with tempfile.TemporaryDirectory() as out:
         started = time.perf_counter()
         count = way(urls, Path(out), args)
@@ -117,7 +116,7 @@ def pace(way: Callable[..., int], urls: Sequence[str], args: argparse.Namespace)
 
 
 def peak() -> float:
-    """Of this process so far, MB."""
+    """Return the peak memory of this process so far, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -135,7 +134,7 @@ def take_turns(urls: Sequence[str], args: argparse.Namespace) -> None:
 
 
 def run_all(urls: Sequence[str], folder: Path, args: argparse.Namespace) -> None:
-    """Every step over all samples, with the memory that it took."""
+    """Run every step over all samples, and print its memory."""
     print(f"before: {peak():.0f} MB\n\n| step | seconds | samples/s | peak so far, MB |\n|---|---:|---:|---:|")
     started, made = time.perf_counter(), scorer(urls, folder / "scores", args)
     for number in range(len(urls)):
@@ -171,11 +170,11 @@ def main() -> None:
     add = parser.add_argument
     add("--samples", type=int, default=1_000_000)
     add("--shard-samples", type=int, default=10_000)
-    add("--size", type=int, default=64, help="of the JPEGs (default: %(default)s)")
-    add("--model", default="ProLIP-ViT-test", help="whose tokenizer is used (default: %(default)s)")
-    add("--image-size", type=int, default=32, help="to which they are resized (default: %(default)s)")
-    add("--workers", type=int, default=1, help="processes of the loader, threads of scoring (default: %(default)s)")
-    add("--turn-shards", type=int, default=4, help="shards of a turn (default: %(default)s)")
+    add("--size", type=int, default=64, help="side of the JPEGs, pixels (default: %(default)s)")
+    add("--model", default="ProLIP-ViT-test", help="model whose tokenizer is used (default: %(default)s)")
+    add("--image-size", type=int, default=32, help="side after resizing, pixels (default: %(default)s)")
+    add("--workers", type=int, default=1, help="loader processes, scoring threads (default: %(default)s)")
+    add("--turn-shards", type=int, default=4, help="shards per turn (default: %(default)s)")
     add("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.samples < args.shard_samples or args.samples % args.shard_samples:

@@ -2,9 +2,9 @@
 
     python scripts/bench/use/explorer.py --items 1000000 --dim 64
 
-Makes an index of random Gaussians, starts `prolip explore` on it as a process of its own, and asks it: what
-passes on the clock, and of all cores' time what the process takes since it started. Memory is that of the process: its
-own (RssAnon), and what it has read of the mapped index (RssFile), which the system may take back.
+The script builds an index of random Gaussians, starts `prolip explore` on it as a new process, and sends requests. It
+prints wall-clock seconds, and the processor seconds over all cores since the start. Memory is that of the process: its
+own (RssAnon), and the pages read from the mapped index (RssFile), which the system may drop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK = 65_536
 
 
 def parts(items: int, dim: int) -> Iterator[Part]:
-    """Random Gaussians, in blocks."""
+    """Yield random Gaussians in blocks."""
     for low in range(0, items, CHUNK):
         rows = min(CHUNK, items - low)
         g = torch.Generator().manual_seed(low)
@@ -45,25 +45,25 @@ def parts(items: int, dim: int) -> Iterator[Part]:
 
 
 def memory(process: int) -> str:
-    """MiB of a process: all, its own, and mapped files."""
+    """Format the MiB of a process: all, its own, and mapped files."""
     return " | ".join(f"{held(name, process) >> 20:,}" for name in ("VmRSS", "RssAnon", "RssFile"))
 
 
 def cpu(process: int) -> float:
-    """Processor seconds of a process, over all cores."""
+    """Return the processor seconds of a process, over all cores."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Wall-clock seconds of a call."""
+    """Return the wall-clock seconds of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def ask(url: str, name: str, values: dict | None = None) -> dict:
-    """One request of the page."""
+    """Send one request of the page and return its answer."""
     data = None if values is None else json.dumps(values).encode()
     request = urllib.request.Request(f"{url}api/{name}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:

@@ -2,9 +2,9 @@
 
     python scripts/bench/use/fit.py --pairs 100000 --dim 512 --threads 2
 
-Pairs are drawn: texts near their images, the nearer the fewer images they are true of. Each round prints the time of a
-fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes. Peak
-memory is what the process held at most during the fit (Linux), less what it held before, when the pairs were there.
+Pairs are synthetic: texts lie near their images, nearer if they match fewer images. Each round prints the time of a
+fit, its part for novelty, and its ratio to one product of all texts with the images of a code length. Peak memory is
+the peak of the process during the fit (Linux), minus its size before, which includes the pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--width", type=int, default=768, help="of the image tower")
+    parser.add_argument("--width", type=int, default=768, help="width of the image tower")
     parser.add_argument("--vocabulary", type=int, default=49_408)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
@@ -38,8 +38,9 @@ def parse() -> argparse.Namespace:
 
 
 def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
-    """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each. First
-    tokens of as many as are kept, of a text tower as wide as the means.
+    """Draw images, each with a text at the centre of 1, 2, 4, 8 or 16 neighbours, of eight tokens.
+
+    First tokens are drawn for as many texts as a fit keeps, from a text tower as wide as the means.
     """
     g = torch.Generator().manual_seed(0)
     size = 2 ** torch.randint(0, 5, (count,), generator=g)
@@ -55,7 +56,7 @@ def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
 
 
 def one_pass(pairs: Pairs) -> Tensor:
-    """Products of all texts with as many images as a code length takes."""
+    """Compute the products of all texts with the images of a code length."""
     keys = pairs.image[: targets.SAMPLE]
     return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
 

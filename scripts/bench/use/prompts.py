@@ -1,4 +1,4 @@
-"""How long BPRW takes: likelihoods and EM of all classes, beside a loop over classes with torch.distributions.
+"""Time of BPRW: likelihoods and EM of all classes, against a loop over classes with torch.distributions.
 
 python scripts/bench/use/prompts.py                     # ImageNet's size: 1,000 classes, 80 prompts, 100 points
 python scripts/bench/use/prompts.py --classes 50 --loop
@@ -20,7 +20,7 @@ from prolip.prompts.bprw import TOLERANCE, fit_weights, inverse_traces
 
 
 def world(classes: int, prompts: int, points: int, dim: int, seed: int = 0) -> tuple[Gaussian, Tensor]:
-    """Prompts about a direction per class, (C, N, D), and points about some of them, (C, P, D)."""
+    """Draw prompts around a direction per class, (C, N, D), and points around some of them, (C, P, D)."""
     g = torch.Generator().manual_seed(seed)
     centre = F.normalize(torch.randn(classes, 1, dim, generator=g), dim=-1)
     mean = F.normalize(centre + 0.5 * torch.randn(classes, prompts, dim, generator=g) / dim**0.5, dim=-1)
@@ -30,7 +30,7 @@ def world(classes: int, prompts: int, points: int, dim: int, seed: int = 0) -> t
 
 
 def loop(z: Gaussian, points: Tensor, alpha: float, eps: float) -> Tensor:
-    """The same, class by class with a density for every pair: (C, N)."""
+    """Compute the same weights class by class, with a density for every pair: (C, N)."""
     out = []
     for c in range(len(points)):
         own = z.select(c).to(torch.float64)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(flag, type=int, default=value)
     parser.add_argument("--alpha", type=float, nargs="+", default=[5.0, 2.0])
     parser.add_argument("--eps", type=float, default=0.02)
-    parser.add_argument("--loop", action="store_true", help="also the loop with torch.distributions")
+    parser.add_argument("--loop", action="store_true", help="also time the loop with torch.distributions")
     args = parser.parse_args(arguments)
     z, points = world(args.classes, args.prompts, args.points, args.dim)
     print(

@@ -1,17 +1,17 @@
 """Time and peak memory of COCO 5K, COCO 1K, CxC and ECCV Caption on one score matrix: ours against eccv_caption.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench/use/retrieval.py              # 5,000 images x 25,000 captions
-    PYTHONPATH=src python scripts/bench/use/retrieval.py --large 100000 --dim 64        # N x N, embeddings to figures
+    PYTHONPATH=src python scripts/bench/use/retrieval.py --large 100000 --dim 64        # N x N, embeddings to metrics
 
-Needs `pip install eccv_caption`. Each way runs in a new process: the same random scores (of embeddings, so that there
-is something to find), then the figures. Time is from scores to figures, without making the scores, by the clock and by
-the processor (the fairer one on a busy machine). Memory is the process's peak (VmHWM): whole, and without what Python,
-PyTorch and the annotations take before there are any scores; a matrix of scores counts, 500 MB.
+Needs `pip install eccv_caption`. Each way runs in a new process: the same scores of random embeddings in which captions
+lie near their images, then the metrics. Time is from scores to metrics, without computing the scores: wall-clock, and
+processor time, which is fairer on a busy machine. Memory is the process's peak (VmHWM): all of it, and without Python,
+PyTorch and the annotations before any scores exist. A matrix of scores counts, 500 MB.
 
-- package: what eccv_caption asks for, rankings of every row and column (NumPy's argsort, int32, in blocks), then its
-  figures, R-Precision and recalls in the two calls that its reporting needs;
-- matrix: ours, from the same matrix;
-- function: ours, from the embeddings; no matrix exists, so its scores' rounding differs.
+- package: eccv_caption. Rank every row and column (NumPy's argsort, int32, in blocks), then compute its metrics,
+  R-Precision and recalls, in the two calls that its reporting needs.
+- matrix: ours, from the same matrix.
+- function: ours, from the embeddings without a matrix, so rounding of the scores differs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAYS = ("package", "matrix", "function")
 
 
 def embeddings(annotations: coco.Annotations, dim: int, seed: int) -> tuple[list[int], list[int], Gaussian, Gaussian]:
-    """Ids, and random Gaussians in which a caption lies near its image."""
+    """Return ids, and random Gaussians in which a caption lies near its image."""
     image_ids, caption_ids = list(annotations.coco.captions_of), list(annotations.captions)
     generator = torch.Generator().manual_seed(seed)
     place = {key: i for i, key in enumerate(image_ids)}
@@ -56,7 +56,7 @@ def embeddings(annotations: coco.Annotations, dim: int, seed: int) -> tuple[list
 
 
 def make_matrix(scores: PairScores) -> torch.Tensor:
-    """All scores, row block by row block."""
+    """Compute all scores, row block by row block."""
     out = torch.empty(scores.images, scores.texts)
     for rows, block in large.row_blocks(scores.image_rows, scores.images, scores.texts):
         out[rows] = block
@@ -64,7 +64,7 @@ def make_matrix(scores: PairScores) -> torch.Tensor:
 
 
 def order_of(scores: np.ndarray, ids: np.ndarray, block: int = 256) -> np.ndarray:
-    """Gallery ids of every row, best first, ties by place: int32."""
+    """Return the gallery ids of every row, best first, ties by position: int32."""
     out = np.empty(scores.shape, dtype=np.int32)
     for start in range(0, len(scores), block):
         out[start : start + block] = ids[np.argsort(-scores[start : start + block], axis=1, kind="stable")]
@@ -72,7 +72,7 @@ def order_of(scores: np.ndarray, ids: np.ndarray, block: int = 256) -> np.ndarra
 
 
 def by_package(matrix: np.ndarray, image_ids: list[int], caption_ids: list[int]) -> dict[str, float]:
-    """The figures of eccv_caption, under our names."""
+    """Return the metrics of eccv_caption, under our names."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         from eccv_caption import Metrics
@@ -93,7 +93,7 @@ def by_package(matrix: np.ndarray, image_ids: list[int], caption_ids: list[int])
 
 
 def measure(way: str, dim: int, seed: int) -> dict:
-    """Seconds, peak MB and figures of one way, in this process."""
+    """Return seconds, peak MB and metrics of one way, in this process."""
     annotations = coco.load_annotations()
     image_ids, caption_ids, image, text = embeddings(annotations, dim, seed)
     before = held() / 1e6
@@ -111,7 +111,7 @@ def measure(way: str, dim: int, seed: int) -> dict:
 
 
 def measure_large(size: int, dim: int, seed: int) -> dict:
-    """N x N retrieval in both directions, one match each."""
+    """Measure N x N retrieval in both directions, one match each."""
     generator = torch.Generator().manual_seed(seed)
     mean = torch.randn(size, dim, generator=generator)
     other = mean + 2 * torch.randn(size, dim, generator=generator)
@@ -124,7 +124,7 @@ def measure_large(size: int, dim: int, seed: int) -> dict:
 
 
 def in_child(args: argparse.Namespace, *words: str) -> dict:
-    """One measurement in a new process."""
+    """Run one measurement in a new process."""
     command = [sys.executable, __file__, "--dim", str(args.dim), "--seed", str(args.seed), *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -133,7 +133,7 @@ def in_child(args: argparse.Namespace, *words: str) -> dict:
 
 
 def report_ways(args: argparse.Namespace) -> None:
-    """The table, and how far the figures are apart."""
+    """Print the table, and the differences between the metrics."""
     found = {way: in_child(args, "--measure", way) for way in WAYS}
     print("| way | seconds | processor seconds | package's over it | peak MB | for scores and figures, MB |")
     print("|---|---|---|---|---|---|")
@@ -154,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=64, help="width of the embeddings (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--large", type=int, metavar="N", help="N x N by our streaming, instead of the comparison")
+    parser.add_argument("--large", type=int, metavar="N", help="measure N x N with our streaming, instead of comparing")
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:

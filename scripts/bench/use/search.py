@@ -1,27 +1,27 @@
-"""Recall@k against queries per second of every approximate index, and of the papers' two steps, in one plot of one run.
+"""Recall@k against queries per second of every approximate index, and of the papers' two steps, in one plot.
 
     PYTHONPATH=src python scripts/bench/use/search.py --output search.png                       # 20,000 x 64
     PYTHONPATH=src python scripts/bench/use/search.py --items 1000000 --dim 768 --index-types flat ivf pq --only-ours
     PYTHONPATH=src python scripts/bench/use/search.py --grow --items 10000000 --dim 192 --folder FOLDER
     PYTHONPATH=src python scripts/bench/use/search.py --grow --items 1000000 --extrapolate 10000000 --folder OTHER
 
-`--grow` measures instead an index as it grows: what a row costs to add, and a query to answer, beside faiss alone
+`--grow` measures an index while it grows instead: the cost to add a row and to answer a query, next to faiss alone
 (`search_growth.py`).
 
-Synthetic Gaussians: unit means in clusters, traces that are lognormal, so that some items are far wider than others.
-What is right is the order of csd by exact search. Per kind of index, at several efforts:
+Synthetic Gaussians have unit means in clusters and lognormal traces, so that some are far wider than others. The
+reference is the csd order of exact search. Per kind of index, at several efforts:
 
-- ours: one index of [mean, sqrt(trace)], whose L2 is csd; of pq its candidates are scored again from the kept vectors;
-- two steps (PCME++ C.5): an index of the means finds K candidates, which are ranked again by their distance and the
-  trace that is kept beside; of pq from the kept vectors, too. K of 10 to 1,000.
+- ours: one index of [mean, sqrt(trace)], whose L2 is csd; with pq, candidates are scored again from stored vectors;
+- two steps (PCME++ C.5): an index of the means finds K candidates, which are ranked again by distance and stored
+  trace; with pq, also from stored vectors. K is 10 to 1,000.
 
-Queries are asked all at once; in each of `--rounds` all settings of both ways take turns, and the median counts. Two
-settings of a way make all those between: some queries by one, the others by the other. So a way has, at any time, the
-recall on its upper hull, and the last lines compare it with each setting of two steps that no other of them beats: the
-difference of recall in the same time, its 95% interval over queries and rounds drawn again, both ways by the same.
+All queries run at once. In each of `--rounds` all settings of both ways take turns, and the median counts. Splitting
+the queries between two settings of a way reaches every point between them, so a way reaches its upper hull. The last
+lines compare the hull of ours with each undominated setting of two steps: the difference of recall in the same time,
+with a 95% interval over resampled queries and rounds, the same for both ways.
 
-Memory is the process's peak (VmHWM) within a step, which counts pages of mapped files that the system may drop, and
-what is its own (RssAnon) at the end of the step.
+Memory is the process's peak (VmHWM) within a step, including pages of mapped files that the system may drop, and its
+own memory (RssAnon) at the end of the step.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from prolip.search.index import Part, SearchIndex
 from prolip.utils.style import IMAGE, TEXT, panels, styled
 
 COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
-#: Rows that are made, and written, at a time.
+#: Rows created and written at a time.
 ROWS = 65_536
 LISTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128)
 EFFORTS = {IVF: LISTS, HNSW: (10, 16, 20, 24, 32, 48, 64, 80, 96, 112, 128, 256), PQ: LISTS}
 CANDIDATES, AGAIN = (10, 20, 50, 100, 200, 500, 1000), (10, 20, 50, 100, 200, 500, 1000)
 
 
-#: One setting's name, and its search, which returns rows (Q, k).
+#: Name of a setting, and its search, which returns rows (Q, k).
 Setting = tuple[str, Callable[[], torch.Tensor]]
-#: How often queries and rounds are drawn again.
+#: Number of bootstrap draws of queries and rounds.
 DRAWS = 1000
 
 
 class Point(NamedTuple):
-    """One setting: recall@k of each query (Q,), seconds of all queries in each round (R,)."""
+    """One setting: recall@k of each query (Q,), and seconds of all queries in each round (R,)."""
 
     setting: str
     found: np.ndarray
@@ -82,12 +82,12 @@ class Point(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Queries per second."""
+        """Return queries per second."""
         return len(self.found) / float(np.median(self.seconds))
 
 
 def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
-    """From a position on, which is that of a part."""
+    """Yield the gallery from a position, which must be the start of a part."""
     for number, start in enumerate(range(0, args.items, ROWS)):
         if start < position:
             continue
@@ -97,7 +97,7 @@ def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def step(name: str, report: bool = True) -> Iterator[None]:
-    """Say how long a step took, and the memory it had at most."""
+    """Print the seconds of a step and its memory."""
     forget_peak()
     started = time.perf_counter()
     yield
@@ -107,13 +107,13 @@ def step(name: str, report: bool = True) -> Iterator[None]:
 
 
 def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
-    """A new index, or the one that a killed run of the same options left in the folder, taken up."""
+    """Build a new index, or resume the one that a killed run with the same options left in the folder."""
     is_new = not (folder / "index.json").exists()
     index = SearchIndex.create(folder, score, args.dim, IndexSpec(kind)) if is_new else SearchIndex(folder)
     source = index.source("synthetic")
     held = source["position"]
     if held:
-        print(f"{folder.name}: goes on from {held:,} rows", flush=True)
+        print(f"{folder.name}: resuming from {held:,} rows", flush=True)
     if not source["done"]:
         index.append("synthetic", gallery(args, held), ROWS)
     index.finish()
@@ -121,7 +121,7 @@ def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> Se
 
 
 def measure(ways: list[list[Setting]], want: torch.Tensor, args: argparse.Namespace) -> list[list[Point]]:
-    """Of the settings of each way."""
+    """Measure the settings of each way."""
     settings = [setting for way in ways for setting in way]
     clock = time.process_time if args.processor_time else time.perf_counter
     found = [(search().unsqueeze(2) == want.unsqueeze(1)).any(1).double().mean(1).numpy() for _, search in settings]
@@ -147,7 +147,7 @@ def ours(index: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> lis
 
 
 def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
-    """The distance of the means is 2 - 2 cosine, and half of csd is 1 - cosine + half of both traces."""
+    """Return the settings of two steps: csd / 2 is 1 - cosine + half of both traces; means differ by 2 - 2 cosine."""
     traces = torch.cat([means.store.gallery.gaussian(rows).trace for rows in means.store.gallery.blocks()]).double()
 
     def search(effort: int, count: int) -> torch.Tensor:
@@ -165,7 +165,7 @@ def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -
 
 
 def front(points: list[Point]) -> list[Point]:
-    """Those that no other beats in both recall and speed, by falling speed."""
+    """Return the points that no other beats in both recall and speed, by falling speed."""
     out: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.speed, -p.recall)):
         if not out or point.recall > out[-1].recall:
@@ -174,9 +174,9 @@ def front(points: list[Point]) -> list[Point]:
 
 
 def hull(recall: np.ndarray, seconds: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """The best recall in a time (P,) of settings (N,), or of two of them, each for a part of the queries.
+    """Return the best recall in a time (P,) of settings (N,), or of two of them, each for a part of the queries.
 
-    Below the fastest one, it answers as many as it has time for.
+    In less time than the fastest setting needs, only a part of the queries is answered.
     """
     recall, seconds = np.append(recall, 0.0), np.append(seconds, 0.0)
     early, late = seconds[:, None, None] <= within, seconds[None, :, None] > within
@@ -186,7 +186,7 @@ def hull(recall: np.ndarray, seconds: np.ndarray, within: np.ndarray) -> np.ndar
 
 
 def differences(one: list[Point], other: list[Point]) -> tuple[np.ndarray, np.ndarray]:
-    """Recall of `one` above that of each of `other` (P,) in its time, and the ends of its 95% interval (2, P)."""
+    """Return recall of `one` minus that of each of `other` (P,) in the same time, and the 95% interval (2, P)."""
     found, seconds = (np.stack([getattr(p, name) for p in one + other]) for name in ("found", "seconds"))
     generator, n, drawn = np.random.default_rng(0), len(one), []
     for number in range(DRAWS + 1):
@@ -200,7 +200,7 @@ def differences(one: list[Point], other: list[Point]) -> tuple[np.ndarray, np.nd
 
 
 def compare(kind: str, one: list[Point], other: list[Point]) -> str:
-    """Whether `one` has at least as much recall at each speed of `other`, as far as the intervals can say."""
+    """Report if the intervals allow that `one` has at least the recall of `other` at each speed."""
     other = front(other)
     apart, (low, high) = differences(one, other)
     at = int(apart.argmin())
@@ -213,9 +213,9 @@ def compare(kind: str, one: list[Point], other: list[Point]) -> str:
 
 @styled
 def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) -> Figure:
-    """Recall against speed: ours in full lines, two steps in broken ones, a colour per kind of index."""
+    """Plot recall against speed: ours in solid lines, two steps in dashed ones, a colour per kind of index."""
     figure, (ax,) = panels(1, 1, width=7.2, height=4.6)
-    least = 0.5 / (args.queries * args.top)  # where a recall of 1 stands, to the right of what misses one item
+    least = 0.5 / (args.queries * args.top)  # position of a recall of 1, to the right of one missed item
     for kind, way in ((kind, way) for kind, ways in curves.items() for way in ways):
         best = front(curves[kind][way])
         broken = way == "two steps"
@@ -234,7 +234,7 @@ def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) ->
 
 
 def finish(ax: Axes, args: argparse.Namespace, least: float) -> None:
-    """Recall by how much is missed, in powers of ten, the more the further left."""
+    """Label the axes. The recall axis shows the missed share in powers of ten, more to the left."""
     ax.set_yscale("log")
     ax.set_xscale("log")
     ax.set_xlim(1, least / 1.5)
@@ -254,31 +254,30 @@ def main() -> None:
     add("--dim", type=int, default=64)
     add("--queries", type=int, default=500)
     add("--clusters", type=int, default=64)
-    add("--trace", type=float, default=0.05, help="the median one (default: 0.05)")
-    add("--trace-spread", type=float, default=1.0, help="standard deviation of its logarithm (default: 1)")
+    add("--trace", type=float, default=0.05, help="median trace (default: 0.05)")
+    add("--trace-spread", type=float, default=1.0, help="standard deviation of the log trace (default: 1)")
     add("--top", type=int, default=10)
     add("--index-types", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
-    add("--only-ours", action="store_true", help="leave out the papers' two steps")
+    add("--only-ours", action="store_true", help="omit the papers' two steps")
     add("--grow", action="store_true", help="measure an index while it grows to --items")
     add(
         "--at",
         type=int,
         nargs="+",
         metavar="N",
-        help="of --grow, items at which all searches are measured (default: 1/10, 1/5, 1/2 and all)",
+        help="with --grow: items at which to measure all searches (default: 1/10, 1/5, 1/2 and all)",
     )
-    add("--extrapolate", type=int, metavar="N", help="of --grow, also print what so many items would take")
-    add("--write", type=Path, metavar="PAGE", help="of --grow, put the table between the marks of a page")
+    add("--extrapolate", type=int, metavar="N", help="with --grow: also print an extrapolation to N items")
+    add("--write", type=Path, metavar="PAGE", help="with --grow: write the table between the marks of a page")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
-    add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
+    add("--processor-time", action="store_true", help="use processor time of one thread, for a busy machine")
     add("--seed", type=int, default=0)
     add(
         "--folder",
-        help="where the indexes are kept; what a killed run of the same options left there goes on"
-        " (default: one that is deleted)",
+        help="folder of the indexes; resumes a killed run with the same options (default: a temporary folder)",
     )
-    add("--output", metavar="FILE", help="the plot, a PNG")
+    add("--output", metavar="FILE", help="plot to write, PNG")
     args = parser.parse_args()
     if args.processor_time:
         args.threads = 1
@@ -288,7 +287,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench_search_") as temporary:
         try:
             (grow if args.grow else run)(args, Path(args.folder or temporary))
-        except ValueError as error:  # of options, of a folder, of a disk
+        except ValueError as error:  # from options, a folder or a disk
             parser.error(str(error))
 
 

@@ -1,10 +1,9 @@
-"""`search.py --grow`: what a row costs to add, and a query to answer, while an index grows; beside faiss alone.
+"""`search.py --grow`: the cost to add a row and to answer a query while an index grows, next to faiss alone.
 
-One folder holds the rows, `--items` of them, added as `prolip search build` adds them, by default. At each of `--at`
-many every search is measured: exactly, and by each of `--index-types`, whose approximate index is made of all rows and
-deleted when the next is measured. *faiss alone* is the search of faiss in one call on what the index has mapped: its
-vectors, or the same approximate index with the same effort. What was measured is kept in the folder as it comes, so a
-run that was killed goes on.
+One folder holds the `--items` rows, added as `prolip search build` adds them by default. At each size of `--at` every
+search is measured: exact, and by each of `--index-types`, whose approximate index is built from all rows and deleted
+before the next. *faiss alone* is one faiss call on the mapped data of the index: its vectors, or the same approximate
+index with the same effort. Each result is saved in the folder at once, so the same command resumes a killed run.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from prolip.search.store import NEAR
 from prolip.utils.outputs import check_output, replacing
 
 RESULTS = "results.json"
-#: Options that a run has to go on with.
+#: Options that must be equal to resume a run.
 SAME = ("dim", "queries", "clusters", "trace", "trace_spread", "top", "seed")
-#: Queries that are asked one by one, and at once; rows of a piece, after which what it cost is kept, at most.
+#: Queries that run one by one, and at once; most rows of a piece, after which its cost is saved.
 ALONE, TOGETHER, PIECE = 8, 64, 131_072
 ADD, LAST, EXACTLY, BUILD, FAISS = "add", "add, last piece", "exactly", ", build", ", faiss alone"
 COLUMNS = {
@@ -59,7 +58,7 @@ Row = dict[str, Any]
 
 
 def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
-    """Rows of the synthetic gallery, or queries; number: of the part, from which its randomness follows."""
+    """Return rows of the synthetic gallery, or queries. number: the part's, which seeds its randomness."""
     g = torch.Generator().manual_seed(1_000_003 * args.seed + number)
     centres = torch.randn(args.clusters, args.dim, generator=torch.Generator().manual_seed(args.seed))
     own = F.normalize(centres, dim=1)[torch.randint(0, args.clusters, (count,), generator=g)]
@@ -70,22 +69,22 @@ def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
 
 
 def written() -> int:
-    """Bytes that this process has given to be written."""
+    """Return the bytes that this process has written."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
 def files_in(folder: Path) -> int:
-    """Descriptors of this process that are files of a folder; what is mapped of them has no more."""
+    """Count the open descriptors of this process in a folder; mapped files need none."""
     links = []
     for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
+        with suppress(OSError):  # the descriptor of the listing itself
             links.append(os.readlink(f"/proc/self/fd/{number}"))
     return sum(link.startswith(f"{folder.resolve()}{os.sep}") for link in links)
 
 
 class Results:
-    """What was measured, a row per (items, by), kept in a file. ValueError for a folder of other options."""
+    """Results saved in a file, a row per (items, by). ValueError for a folder with other options."""
 
     def __init__(self, folder: Path, args: argparse.Namespace):
         self.path, own = folder / RESULTS, {name: getattr(args, name) for name in SAME}
@@ -93,14 +92,14 @@ class Results:
         if other := [
             f"--{name.replace('_', '-')} {value}" for name, value in kept["options"].items() if own[name] != value
         ]:
-            raise ValueError(f"{folder} holds a run with {' '.join(other)}: give the same, or another --folder")
+            raise ValueError(f"{folder} holds a run with {' '.join(other)}. Give the same, or another --folder")
         self.options, self.rows = kept["options"], kept["rows"]
 
     def find(self, items: int, by: str) -> Row | None:
         return next((row for row in self.rows if (row["items"], row["by"]) == (items, by)), None)
 
     def add(self, items: int, by: str, row: Row) -> None:
-        """Keep a row, in the place of an earlier one, and print it."""
+        """Save a row, replacing an earlier one, and print it."""
         self.rows = [x for x in self.rows if (x["items"], x["by"]) != (items, by)] + [{"items": items, "by": by} | row]
         with replacing(self.path) as temporary:
             temporary.write_text(json.dumps({"options": self.options, "rows": self.rows}), encoding="utf-8")
@@ -108,7 +107,7 @@ class Results:
 
 
 def line(items: str, by: str, row: Row) -> str:
-    """A row of the table; what was not measured is a dash."""
+    """Format a row of the table, with a dash for a missing value."""
     cells = [
         value if isinstance(value, str) else f"{value:,.{PLACES.get(name, 0)}f}"
         for name in COLUMNS
@@ -118,15 +117,15 @@ def line(items: str, by: str, row: Row) -> str:
 
 
 def clock(args: argparse.Namespace) -> float:
-    """Seconds, of the processor where other things run on it, too."""
+    """Return seconds: wall-clock, or processor time with --processor-time."""
     return time.process_time() if args.processor_time else time.perf_counter()
 
 
 @contextmanager
 def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]:
-    """Put down the peak of memory and what is the process's own at the end; of `rows` also speed and bytes.
+    """Record peak memory and the process's own memory at the end; for `rows` also speed and bytes.
 
-    The block may put down seconds in "aside", which do not count.
+    The block may record seconds to subtract in "aside".
     """
     forget_peak()
     before, started, row["aside"] = written(), clock(args), 0.0
@@ -139,7 +138,7 @@ def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]
 
 # --- adding ----------------------------------------------------------------------------------------------------------
 def parts(args: argparse.Namespace, start: int, end: int, row: Row) -> Iterator[Part]:
-    """Rows of the gallery in appends of CHUNK, whatever the start; the time that making them takes is put aside."""
+    """Yield rows of the gallery in appends of CHUNK from any start. The time to create them is recorded in "aside"."""
     while start < end:
         made = clock(args)
         number, skipped = divmod(start, CHUNK)
@@ -151,7 +150,7 @@ def parts(args: argparse.Namespace, start: int, end: int, row: Row) -> Iterator[
 
 
 def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespace) -> None:
-    """Add rows up to so many, in pieces; put down what all of them cost, big merges of keys included, and the last."""
+    """Add rows up to `items` in pieces. Record the cost of all, with big merges of keys, and of the last piece."""
     while (held := len(index.store)) < items:
         end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
         with measured(row := Row(), args, end - held):
@@ -170,7 +169,7 @@ def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespa
 
 # --- asking ----------------------------------------------------------------------------------------------------------
 def asked(search: Callable[[Gaussian], torch.Tensor], args: argparse.Namespace) -> tuple[Row, np.ndarray]:
-    """What queries take, median milliseconds, and the rows that all of them find (Q, k)."""
+    """Return the median milliseconds of queries, and the rows that all of them find (Q, k)."""
     queries, row = gaussians(args.queries, args, 0), Row()
 
     def taken(some: slice) -> float:
@@ -179,7 +178,7 @@ def asked(search: Callable[[Gaussian], torch.Tensor], args: argparse.Namespace) 
         return 1000 * (clock(args) - started)
 
     with measured(row, args):
-        found = search(queries).numpy()  # also reads what the others find in memory
+        found = search(queries).numpy()  # also loads the data, so that later searches find it in memory
         row["alone"] = float(np.median([taken(slice(i, i + 1)) for i in range(min(ALONE, args.queries))]))
         row["together"] = float(np.median([taken(slice(0, TOGETHER)) for _ in range(args.rounds)]))
     return row, found
@@ -190,7 +189,7 @@ def recall(found: np.ndarray, want: np.ndarray) -> float:
 
 
 def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: argparse.Namespace) -> None:
-    """Ask the index and then faiss alone, unless that was done. What the first exact search finds is right."""
+    """Search the index and then faiss alone, unless already saved. The first exact search is the reference."""
     items, folder = len(index.store), index.store.folder
     place = folder.parent / f"want-{items}.npy"
 
@@ -217,7 +216,7 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
 
 
 def effort_of(kind: str, items: int) -> int:
-    """Candidates that a graph is walked with, or lists that are read: those of a search by default."""
+    """Return the default effort of a search: candidates in a graph, or lists to read."""
     return 128 if kind == HNSW else max(8, IndexSpec(kind).lists_for(items) // 16)
 
 
@@ -227,7 +226,7 @@ def in_words(kind: str, items: int) -> str:
 
 
 def turned(folder: Path, kind: str) -> SearchIndex:
-    """The index with another kind of approximate index, which is still to be made."""
+    """Return the index with another kind of approximate index, not built yet."""
     store = SearchIndex(folder).store
     files = {name: entry for name, entry in store.values["files"].items() if not name.startswith(NEAR)}
     store.write(kind=asdict(IndexSpec(kind)), near=None, files=files)
@@ -235,35 +234,35 @@ def turned(folder: Path, kind: str) -> SearchIndex:
 
 
 def approximately(folder: Path, kind: str, results: Results, args: argparse.Namespace) -> None:
-    """Make the approximate index of all rows, ask it, and delete it, unless that was done."""
+    """Build the approximate index of all rows, search it, and delete it, unless already saved."""
     index = SearchIndex(folder)
     items = len(index.store)
     if results.find(items, kind + FAISS):
         return
     index = index if index.kind.name == kind else turned(folder, kind)  # a killed run left a part of it
-    missing = items - (SearchIndex(folder)._read().ntotal if index.store.values["near"] else 0)  # and held no longer
+    missing = items - (SearchIndex(folder)._read().ntotal if index.store.values["near"] else 0)  # released at once
     with measured(row := Row(), args, missing):
         index.finish()
     if missing:
         results.add(items, kind + BUILD, row)
     measure(index, kind, effort_of(kind, items), results, args)
     del index
-    forget_peak()  # what comes next is not to hold what this has left
+    forget_peak()  # the next measurement must not include this memory
     turned(folder, FLAT)
 
 
 # --- all -------------------------------------------------------------------------------------------------------------
 def room(args: argparse.Namespace, kinds: list[str]) -> int:
-    """Bytes on disk of all rows, and of the largest approximate index twice, as one replaces the other."""
+    """Return bytes on disk of all rows, and of the largest approximate index twice, as one replaces the other."""
     largest = max((IndexSpec(kind).memory_per_item(args.dim + 1) for kind in kinds), default=0.0)
     return int(args.items * (4 * (2 * args.dim + 1) + ITEM + BESIDE + 2 * largest))
 
 
 def extrapolated(rows: list[Row], by: str, items: int) -> Row:
-    """What a line through all that was measured comes to at so many items; recall and files are not told.
+    """Extrapolate a row to `items` with a line through all results, without recall and files.
 
-    Over N: memory, and what a query or a row takes; of `hnsw` times over log N; building a row of lists over sqrt(N),
-    as their number. What falls with N is taken to be level, at its mean.
+    The line is over N for memory and the cost of a query or a row; over log N for times of `hnsw`; and over sqrt(N),
+    the number of lists, for building a row of lists. A cost that falls with N is replaced by its mean.
     """
     kind, builds, out = by.split(",")[0], by.endswith(BUILD), Row()
     for name in ("rate", "written", "alone", "together", "peak", "own"):
@@ -281,7 +280,7 @@ def extrapolated(rows: list[Row], by: str, items: int) -> Row:
 
 
 def table(results: Results, at: list[int], upto: int | None) -> list[str]:
-    """All that was measured, in its order, and what follows from it for `upto` items."""
+    """Return the table of all results in order, and the extrapolation to `upto` items."""
     head = f"| items | by | {' | '.join(COLUMNS.values())} |"
     lines = [head, f"|--:|---|{'--:|' * len(COLUMNS)}"]
     rows = [row for row in results.rows if row["items"] in at]
@@ -293,14 +292,14 @@ def table(results: Results, at: list[int], upto: int | None) -> list[str]:
 
 
 def grow(args: argparse.Namespace, folder: Path) -> None:
-    """Measure an index of 1/10, 1/5, 1/2 and all of the items, or of `--at` many, and print one table."""
+    """Measure an index at 1/10, 1/5, 1/2 and all of the items, or at each of `--at`, and print one table."""
     at = sorted({*(args.at or [args.items // share for share in (10, 5, 2)]), args.items})
     if at[-1] != args.items or at[0] < ann.LEAST:
         raise ValueError(f"--at {at}: give {ann.LEAST} or more of each, and at most --items {args.items}")
     kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
     mark = f"<!-- {name}: by scripts/bench/use/search.py -->"
     if args.write and args.write.read_text(encoding="utf-8").count(mark) != 2:
-        raise ValueError(f"{args.write} has not two lines {mark}: put them around the table")
+        raise ValueError(f"{args.write} must have two lines {mark}. Put them around the table")
     there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     check_output(folder, folder=True, size=max(0, room(args, kinds) - there))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,16 @@
-"""Time of a training step by the ways in which OpenMP's threads wait for each other, alone and beside busy processes.
+"""Time of a training step by the way OpenMP's threads wait for each other, alone and next to busy processes.
 
     python scripts/bench/use/threads.py                                     ProLIP-ViT-test, batch 32
     python scripts/bench/use/threads.py --model ProLIP-ViT-S-16 --batch-size 32 --steps 1 --busy 0 2 8
 
-How threads wait is settled before torch is imported, so each way is a process of its own. The processes take turns of
-some steps (A B C D A B C D...), while `--busy` others spin; ratios are medians of the ratios within a turn. With
---real-time no other process gets a core while a turn lasts, as on a quiet machine (as root, for some seconds).
+The setting must precede the import of torch, so each way is a process of its own. The processes take turns of --steps
+steps (A B C D A B C D...), while `--busy` others spin; ratios are medians of the ratios within a turn. With
+--real-time no other process gets a core during a turn, as on a quiet machine (as root, for some seconds).
 
-default     the C library's own: threads that wait spin for some milliseconds before they sleep
-passive     OMP_WAIT_POLICY=passive: they sleep at once
-spin 1000   GOMP_SPINCOUNT=1000: they look a thousand times, some microseconds, then sleep; so spin 10000
-one thread  OMP_NUM_THREADS=1: nobody waits
+default     the C library's default: waiting threads spin for some milliseconds before they sleep
+passive     OMP_WAIT_POLICY=passive: waiting threads sleep at once
+spin 1000   GOMP_SPINCOUNT=1000: they check a thousand times, some microseconds, then sleep; spin 10000 alike
+one thread  OMP_NUM_THREADS=1: no thread waits
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREA
 
 
 def serve(options: argparse.Namespace) -> None:
-    """A process that takes the steps: for each line that it reads, a line with the seconds of so many."""
+    """Run steps in this process: for each number read from a line, print a line with the seconds of that many steps."""
     import torch
 
     import prolip
@@ -41,7 +41,7 @@ def serve(options: argparse.Namespace) -> None:
     from training.parallel import keep_freed_memory
 
     if options.real_time:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # which threads made later inherit
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # inherited by threads started later
     keep_freed_memory()  # as training.main does
     torch.manual_seed(0)
     device = torch.device("cpu")
@@ -54,7 +54,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def children(options: argparse.Namespace) -> dict[str, subprocess.Popen]:
-    """The process of each way, ready for its first turn."""
+    """Start the process of each way, ready for its first turn."""
     words = [sys.executable, __file__, "--serve", *sys.argv[1:]]
     clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     found = {
@@ -71,7 +71,7 @@ def children(options: argparse.Namespace) -> dict[str, subprocess.Popen]:
 
 
 def measure(found: dict[str, subprocess.Popen], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every turn of every way, behind one turn that is not counted."""
+    """Return the seconds of every turn of every way, after one uncounted turn."""
     times: dict[str, list[float]] = {name: [] for name in found}
     for turn in range(rounds + 1):
         for name, child in found.items():
@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--model", default="ProLIP-ViT-test")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a turn (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="turns that count (default: %(default)s)")
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="processes that spin beside it")
+    parser.add_argument("--steps", type=int, default=10, help="steps per turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="number of counted turns (default: %(default)s)")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="numbers of spinning processes")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--real-time", action="store_true", help="give the steps real-time priority")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -103,7 +103,7 @@ def main() -> None:
         serve(options)
         return
     found = children(options)
-    print("| beside | way | ms a step | best turn | ratio to default |\n|---|---|---:|---:|---:|")
+    print("| next to | way | ms a step | best turn | ratio to default |\n|---|---|---:|---:|---:|")
     for busy in options.busy:
         spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
         times = measure(found, options.rounds)
