@@ -33,14 +33,14 @@ from prolip.utils.style import LOOKS, MUTED, styled
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, DPI = 5.2, 150
-#: Series -> label or place on the x axis -> value, and the ends of its interval where the page has them.
+#: Series -> label or place on the x axis -> value, and the ends of its interval if the page has them.
 Numbers = dict[str, dict[str, list[float]]]
 Rows = list[dict[str, str]]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 def tables(text: str) -> list[Rows]:
-    """The tables of a page: a dict per row, by the heads; equal heads after the first get a number, such as `t2i 2`."""
+    """Return the tables of a page: a dict per row, by heads; repeated heads get a number, such as `t2i 2`."""
     found = []
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in block.splitlines()]
@@ -50,7 +50,7 @@ def tables(text: str) -> list[Rows]:
 
 
 def table(text: str, *heads: str, among: int = 0) -> Rows:
-    """The first table with these heads, or the one `among` places later. Raises ValueError if there is none."""
+    """Return the first table with these heads, or the one `among` places later. ValueError if there is none."""
     found = [rows for rows in tables(text) if rows and set(heads) <= rows[0].keys()]
     if len(found) <= among:
         raise ValueError(f"the page has no table with the heads {heads}")
@@ -58,12 +58,12 @@ def table(text: str, *heads: str, among: int = 0) -> Rows:
 
 
 def numbers(cell: str) -> list[float]:
-    """Every number of a cell: `1,024 GPUs`, `-.11 [-.2, +.1]`, `**2.96** (2.89 to 3.07)`."""
+    """Return every number of a cell: `1,024 GPUs`, `-.11 [-.2, +.1]`, `**2.96** (2.89 to 3.07)`."""
     return [float(word.replace(",", "")) for word in re.findall(r"[-+]?(?:\d[\d,]*)?\.?\d+", cell.replace("−", "-"))]
 
 
 def columns(rows: Rows, label: str, heads: dict[str, str]) -> Numbers:
-    """Columns as series: heads, by the name of the series. Cells without a number are left out."""
+    """Return columns as series, without cells that have no number. heads: by the name of the series."""
     return {
         said: {row[label]: numbers(row[head])[:1] for row in rows if numbers(row[head])} for said, head in heads.items()
     }
@@ -157,7 +157,7 @@ def read_scale(text: str) -> Numbers:
 
 
 def filled(rows: Rows, head: str) -> Rows:
-    """The rows with empty cells of a column filled from above."""
+    """Return the rows with empty cells of a column filled from above."""
     said = ""
     for row in rows:
         row[head] = said = row[head] or said
@@ -234,7 +234,7 @@ def read_openclip(text: str) -> Numbers:
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 def draw_dots(axes: Axes, found: Numbers) -> None:
-    """A row for each label, a marker for each series, a bar for each interval."""
+    """Draw a row for each label, a marker for each series, a bar for each interval."""
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
     apart = 0.3 if any(len(value) > 1 for series in found.values() for value in series.values()) else 0.0
     for number, ((said, series), (colour, _, marker)) in enumerate(zip(found.items(), LOOKS)):
@@ -255,7 +255,7 @@ def plain_ticks(*axes: Axis) -> None:
 
 
 def draw_lines(axes: Axes, found: Numbers) -> None:
-    """A line for each series, over the numbers that its labels are, both axes logarithmic."""
+    """Draw a line for each series, with its labels as x, both axes logarithmic."""
     for (said, series), (colour, dashes, marker) in zip(found.items(), LOOKS):
         x = [numbers(label)[0] for label in series]
         y = [value for value, *_ in series.values()]
@@ -265,7 +265,7 @@ def draw_lines(axes: Axes, found: Numbers) -> None:
 
 
 def draw_places(axes: Axes, found: Numbers) -> None:
-    """A labelled point for each label, with the first series as x and the second as y."""
+    """Draw a labelled point for each label, with the first series as x and the second as y."""
     first, second = found.values()
     for label in first:
         x, y = first[label][0], second[label][0]
@@ -278,7 +278,7 @@ def draw_places(axes: Axes, found: Numbers) -> None:
 
 
 class Plot(NamedTuple):
-    """page: below docs; read: its numbers; draw: how; x, y: names of axes; line: a vertical line at this value."""
+    """A plot. page: below docs; read, draw: functions; x, y: names of axes; line: a vertical line at this value."""
 
     page: str
     read: Callable[[str], Numbers]
@@ -325,7 +325,7 @@ PLOTS = {
 
 
 def read(plot: Plot) -> Numbers:
-    """The numbers of a plot, from its page."""
+    """Read the numbers of a plot from its page."""
     return plot.read((ROOT / "docs" / plot.page).read_text(encoding="utf-8"))
 
 
@@ -359,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write the plots instead of printing their numbers")
     args = parser.parse_args(arguments)
     if unknown := set(args.plots) - set(PLOTS):
-        parser.error(f"no plot is called {', '.join(sorted(unknown))}: choose from {', '.join(PLOTS)}")
+        parser.error(f"unknown plot {', '.join(sorted(unknown))}. Give {', '.join(PLOTS)}")
     for name in args.plots or PLOTS:
         found = read(PLOTS[name])
         if args.write:

@@ -1,4 +1,4 @@
-"""What the tables of all studies share: cells, differences with intervals, and the place of a table in a page."""
+"""Helpers for the tables of all studies: cells, differences with intervals, and writing a table into a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARK = "<!-- {}: by scripts/{}.py -->"
 
 
 def cell(values: Sequence[float], digits: int | None = 1) -> str:
-    """The mean, and each value in brackets; a dash without values. digits: None: one from 10 on, three below."""
+    """Format the mean, and each value in brackets; a dash without values. digits None: 1 for 10 or more, 3 below."""
     if not len(values) or np.isnan(values).any():
         return "-"
     if digits is None:
@@ -33,7 +33,7 @@ def cell(values: Sequence[float], digits: int | None = 1) -> str:
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table whose first column is aligned to the left."""
+    """Return the lines of a table whose first column is aligned to the left."""
     return [
         f"| {' | '.join(h.strip() for h in heads)} |",
         f"|---|{'---:|' * (len(heads) - 1)}",
@@ -42,7 +42,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """Metrics that have intervals, by name: retrieval among names and among all captions."""
+    """Return the metrics with intervals, by name: retrieval among names and among all captions."""
     from prolip.evaluation.metrics.bootstrap import clustered
     from prolip.evaluation.metrics.ranking import statistics_of
 
@@ -54,12 +54,12 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def value_of(statistic: Statistic) -> float:
-    """The metric with each query counted once."""
+    """Compute the metric with each query counted once."""
     return float(statistic.estimate({name: np.ones((1, size)) for name, size in statistic.sizes.items()})[0])
 
 
 def gain(first: Found, second: Found, keys: Sequence[str]) -> dict[str, str]:
-    """second - first with its interval, seeds averaged, shares in points; a dash where seeds are missing."""
+    """Format second - first with its interval, seeds averaged, shares in points; a dash if seeds are missing."""
     from prolip.evaluation.metrics.bootstrap import combine, intervals
 
     if not first or len(first) != len(second):
@@ -74,12 +74,12 @@ def gain(first: Found, second: Found, keys: Sequence[str]) -> dict[str, str]:
 
 
 def write(page: Path, tables: dict[str, list[str]], script: str) -> None:
-    """Put each table between the two marks of its name and script. SystemExit where the page lacks them."""
+    """Write each table between the two marks of its name and script. SystemExit if the page lacks them."""
     text = page.read_text(encoding="utf-8")
     for name, lines in tables.items():
         mark = MARK.format(name, script)
         if text.count(mark) != 2:
-            sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}: give it two, around the table")
+            sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}, expected two. Put them around the table")
         before, _, after = text.split(mark)
         text = mark.join([before, "\n" + "\n".join(lines) + "\n", after])
     with replacing(page) as temporary:

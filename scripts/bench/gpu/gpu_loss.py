@@ -129,7 +129,7 @@ def compiled_blocks(compiled: Callable[..., tuple[Tensor, ...]], block: int) -> 
 
 
 def pairs(kit: Kit) -> None:
-    """Time PPCL, forward and backward, against two plain sigmoid losses of the means: our kernel and torch.compile's."""
+    """Time PPCL, forward and backward, against two plain sigmoid losses: our kernel and torch.compile's."""
     from bench.train import loss as bench_loss
     from prolip.losses import Factors
     from prolip.losses import pairs as blocks

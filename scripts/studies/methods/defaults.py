@@ -2,17 +2,17 @@
 
 It writes the tables of docs/studies/defaults.md.
 
-    python scripts/studies/methods/defaults.py --out runs/defaults --part 1/8  # trains an eighth of what is missing
+    python scripts/studies/methods/defaults.py --out runs/defaults --part 1/8  # trains an eighth of the missing runs
     python scripts/studies/methods/defaults.py --out runs/defaults --tables-only
 
-On 50, 300 and 3,000 drawings of two corpora, from random weights and from a model of the other corpus, three seeds:
-the defaults, and each setting changed by itself. Where data/icons is not built (scripts/corpora/build_icons.py), the
-second corpus is the emoji's line drawings. Runs are trained one at a time; one that has ended is not trained again, so
-the same command goes on where it was broken off. From trained weights a run goes on with the other corpus's model by
-the defaults on 3,000 drawings and seed 0, which is trained first where it is missing.
-Cells: R@1 of names for drawings by a designer that no model has seen, the mean over seeds, each seed in brackets; below
-it the gains over the defaults with 95% intervals, by bootstrap over concepts, the seeds averaged in every draw. A table
-for random weights, one for trained ones, and one of what is left of R@1 on the corpus that these had learnt.
+The runs use 50, 300 and 3,000 drawings of two corpora, random weights or a model of the other corpus, and three seeds.
+Variants are the defaults, and each setting changed alone. If data/icons is not built (scripts/corpora/build_icons.py),
+the second corpus is the emoji's line drawings. Runs train one at a time; finished runs are kept, so the same command
+resumes an interrupted study. Trained weights are the other corpus's model with the defaults, 3,000 drawings and seed 0,
+trained first if it is missing.
+Cells: R@1 of names for drawings by an unseen designer, the mean over seeds, each seed in brackets. Below are gains over
+the defaults with 95% intervals, by bootstrap over concepts, the seeds averaged in every draw. There is a table for
+random weights, one for trained weights, and one of the remaining R@1 on the corpus of the trained weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from prolip.data.reading.shards import expand_shards
 from prolip.utils.outputs import replacing
 from studies.tables import cell, gain, markdown, statistics, value_of, write
 
-#: Corpus -> whose drawings are learnt from, and whose are held out.
+#: Corpus -> shards to train on, and the held-out shard.
 EMOJI = ("data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar", "data/emoji/emojione.tar")
 ICONS = ("data/icons/{tabler,mdi,lucide,phosphor-regular,unicons-line}.tar", "data/icons/remixicon-line.tar")
 LINES = ("data/emoji/fluent-emoji-high-contrast.tar", "data/emoji/emojione.tar")
@@ -65,12 +65,12 @@ VARIANTS = {
     },
 }
 KEY = "names/i2t/R@1"
-#: Folder of a run with the evaluation on the corpus of the weights that it began with.
+#: Folder of a run with the evaluation on the corpus of its initial weights.
 KEPT = "eval_before"
 
 
 class Case(NamedTuple):
-    """One training but its seed."""
+    """One training without its seed."""
 
     corpus: str
     size: int
@@ -79,18 +79,18 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its runs, without their seed."""
+        """Return the name of its runs, without their seed."""
         return "-".join(map(str, self))
 
 
 def corpora() -> dict[str, tuple[str, str]]:
-    """The two corpora that are there."""
+    """Return the two corpora that exist."""
     there = (ROOT / ICONS[1]).exists()
     return {"emoji": EMOJI, "icons" if there else "lines": ICONS if there else LINES}
 
 
 def subset(folder: Path, corpus: str, size: int, seed: int) -> Path:
-    """A shard with so many drawings of a corpus, or all of fewer; another draw for every seed."""
+    """Write a shard with `size` drawings of a corpus, or all if it has fewer, drawn by the seed."""
     path = folder / "data" / f"{corpus}-{size}-s{seed}.tar"
     if path.exists():
         return path
@@ -109,7 +109,7 @@ def subset(folder: Path, corpus: str, size: int, seed: int) -> Path:
 
 
 def training(folder: Path, case: Case, seed: int, flags: str) -> dict[str, Any]:
-    """As a sweep: one run. The recipe names a model and a method, all else is left to the defaults."""
+    """Return one run as a sweep. The recipe names a model and a method; everything else is a default."""
     recipe = folder / "defaults.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text("method: prolip\nmodel: {model: ProLIP-ViT-XS-16}\nrun: {save_frequency: 0}\n", encoding="utf-8")
@@ -122,13 +122,13 @@ def training(folder: Path, case: Case, seed: int, flags: str) -> dict[str, Any]:
 
 
 def started_from(case: Case) -> Case:
-    """Whose model a run goes on with."""
+    """Return the case whose model a run starts from."""
     other = next(corpus for corpus in corpora() if corpus != case.corpus)
     return Case(other, max(SIZES), "scratch", "defaults")
 
 
 def train(folder: Path, case: Case, seed: int, flags: str) -> None:
-    """One run and what it goes on from, where they are missing; their checkpoints are deleted."""
+    """Train a run and the one it starts from, if they are missing, and delete their checkpoints."""
     if case.start == "trained":
         train(folder, started_from(case), SEEDS[0], flags)
     run = folder / f"{case.name}-s{seed}"
@@ -143,7 +143,7 @@ def train(folder: Path, case: Case, seed: int, flags: str) -> None:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """All that were asked for."""
+    """Return all requested cases."""
     return [
         Case(corpus, size, start, variant)
         for corpus, size, start in product(corpora(), options.sizes, options.starts)
@@ -153,13 +153,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def results(folder: Path, case: Case, seeds: Sequence[int], evaluation: str = "eval") -> list:
-    """Of the seeds that have ended."""
+    """Return the results of the finished seeds."""
     runs = [folder / f"{case.name}-s{seed}" / evaluation for seed in seeds]
     return [statistics(load(run)) for run in runs if (run / "metrics.json").exists()]
 
 
 def tables(folder: Path, wanted: Sequence[Case], seeds: Sequence[int]) -> dict[str, list[str]]:
-    """Name -> table of a start, and of what its runs keep; a row for a variant, a column for so much of a corpus."""
+    """Return name -> table of a start, and of the accuracy its runs keep: a row per variant, a column per size."""
     found: dict[str, list[str]] = {}
     for start in dict.fromkeys(case.start for case in wanted):
         columns = list(dict.fromkeys((case.corpus, case.size) for case in wanted))
@@ -181,7 +181,7 @@ def tables(folder: Path, wanted: Sequence[Case], seeds: Sequence[int]) -> dict[s
 
 
 def outcome(folder: Path, case: Case, seeds: Sequence[int]) -> str:
-    """R@1 of the defaults, the gain of what is changed."""
+    """Format R@1 of the defaults, or the gain of a changed setting."""
     found = results(folder, case, seeds)
     if case.variant == "defaults":
         return cell([100 * value_of(one[KEY]) for one in found])
@@ -189,7 +189,7 @@ def outcome(folder: Path, case: Case, seeds: Sequence[int]) -> str:
 
 
 def kept(folder: Path, case: Case, seeds: Sequence[int]) -> str:
-    """R@1 on the corpus that the weights had learnt."""
+    """Format R@1 on the corpus of the initial weights."""
     found = [100 * value_of(one[KEY]) for one in results(folder, case, seeds, KEPT)]
     return cell(found) if found else ""
 
@@ -203,22 +203,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--starts", nargs="+", choices=STARTS, default=STARTS, metavar="START", help="scratch, trained")
     add("--variants", nargs="+", metavar="VARIANT", help="default: all")
     add("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
-    add("--flags", default="", help="further flags of every training, as one text")
+    add("--flags", default="", help="additional flags of every training, as one text")
     add("--tables-only", action="store_true", help="train nothing")
-    add("--write", type=Path, metavar="PAGE", help="page whose tables are replaced; without, they are printed")
+    add("--write", type=Path, metavar="PAGE", help="page whose tables to replace; default: print them")
     options = parser.parse_args(arguments)
     part, _, parts = options.part.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         parser.error(f"--part {options.part}: give I/N, such as 1/8")
     known = {name for variants in VARIANTS.values() for name in variants}
     if unknown := set(options.variants or ()) - known:
-        parser.error(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}")
+        parser.error(f"unknown variant {', '.join(sorted(unknown))}. Give {', '.join(sorted(known))}")
     options.part = int(part), int(parts)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing of the part, then print the table of all that is there."""
+    """Train the missing runs of the part, then print the table of all finished runs."""
     options = parse(arguments)
     folder, wanted, (part, parts) = options.out.resolve(), cases(options), options.part
     if not options.tables_only:
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for seed, case in list(product(options.seeds, wanted))[part - 1 :: parts]:
                 train(folder, case, seed, options.flags)
         except KeyboardInterrupt:
-            sys.exit("interrupted: the same command goes on with the runs that are missing")
+            sys.exit("interrupted. Rerun the command to train the missing runs")
     made = tables(folder, wanted, options.seeds)
     if options.write:
         write(options.write, made, "studies/methods/defaults")

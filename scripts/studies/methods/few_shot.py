@@ -1,8 +1,8 @@
-"""The few-shot part of study.py: base subgroups of one designer to train on; novel ones, and other designers.
+"""The few-shot part of study.py: train on base subgroups of one designer, test novel ones and other designers.
 
-A trained model goes on with up to 16 drawings of each of the first half of the subgroups, at most half of them. All
-texts are bare names of subgroups, which every model has read in its training, those of the novel ones too: new are the
-drawings, not the words.
+A trained model is fine-tuned on up to 16 drawings of each subgroup in the first half, at most half of its drawings. All
+texts are bare names of subgroups. Every model has read them in training, also those of novel subgroups: only the
+drawings are new.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_me
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = "scripts/recipes/emoji-few-shot.yaml"
-#: Whose models go on, for how many steps at most, and by which methods with which flags. (InfoNCE would be CLIP: where
-#: all matches of an image are one text, their average is each of them.)
+#: Method of the fine-tuned models, most steps, and the methods of fine-tuning with their flags. (InfoNCE would be CLIP:
+#: all matches of an image are one text, so their average equals each of them.)
 START, STEPS = "siglip", 60
 METHODS = {"vacsr": "--no-pooled-heads", "clip": ""}
-#: Whose drawings are drawn, which no model has seen, and the domains beside: one that none has seen, one that all have.
+#: Designer of the shots, unseen by all models, and two more domains: one unseen by all models, one seen by all.
 DESIGNER, OTHERS = "emojione", ("fluent-emoji-high-contrast", "noto")
 #: Without the subgroups that have a single drawing.
 SELECT = "group=animals nature|food drink|travel places; subgroup!=time|animal amphibian|hotel"
@@ -38,14 +38,14 @@ SETS = ("base", "novel", *OTHERS)
 
 
 def drawings_of(designer: str) -> emoji.Corpus:
-    """All of one designer."""
+    """Return all drawings of one designer."""
     return emoji.read([str(ROOT / f"data/emoji/{designer}.tar")])
 
 
 def data(folder: Path, seed: int) -> Path:
-    """Where the draw of a seed and its test sets are, made where they are not whole; of others base classes alone."""
+    """Return the folder of a seed's shots and test sets, written if incomplete. Other designers: base classes only."""
     out = folder / "few-shot" / f"s{seed}"
-    if not (out / "train.tar").exists():  # which is written last
+    if not (out / "train.tar").exists():  # written last
         shutil.rmtree(out, ignore_errors=True)
         whole = open_wds(write_emoji_classes(drawings_of(DESIGNER).select(SELECT), out / "whole"))
         found = draw(whole, seed=seed)
@@ -57,7 +57,7 @@ def data(folder: Path, seed: int) -> Path:
 
 
 def trainings(folder: Path, seed: int, steps: int) -> dict[str, Any]:
-    """As a sweep: the runs of one seed, which go on with its model."""
+    """Return the runs of one seed, which start from its model, as a sweep."""
     given = f"--model local-dir:{folder / f'{START}-s{seed}' / 'model'} --train-data {data(folder, seed) / 'train.tar'}"
     variants = {f"few-{method}": f"--method {method} {flags} {given}" for method, flags in METHODS.items()}
     steps = min(steps, STEPS)
@@ -66,7 +66,7 @@ def trainings(folder: Path, seed: int, steps: int) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, seed: int) -> None:
-    """Embed a seed's test sets by its models, as they were and as they are now, beside each of these."""
+    """Embed a seed's test sets with its models before and after fine-tuning, into a folder next to each model."""
     sets = [data(folder, seed) / name for name in SETS]
     for name in (START, *(f"few-{method}" for method in METHODS)):
         run = folder / f"{name}-s{seed}"
@@ -77,15 +77,15 @@ def evaluate(folder: Path, seed: int) -> None:
 
 
 def is_whole(run: Path) -> bool:
-    """Whether all of its test sets are embedded."""
+    """Return whether all test sets of a run are embedded."""
     return len(list(run.glob("few_shot/tasks/*.json"))) == len(SETS)
 
 
 def recalls(folder: Path, name: str, seeds: Sequence[int], similarity: str | None = None) -> list[dict[str, Statistic]]:
-    """Of every seed that is evaluated, the mean recall of the classes by test set, and H of base and novel.
+    """Return for every evaluated seed the mean recall of the classes by test set, and H of base and novel.
 
-    By class, as subgroups have from 5 to 45 drawings: of the line drawings a quarter are of "animal mammal" alone.
-    Base and novel are other drawings for every seed.
+    Recall is by class because subgroups have 5 to 45 drawings: a quarter of the line drawings is "animal mammal".
+    Each seed draws its own base and novel drawings.
     """
     found = []
     for seed in seeds:

@@ -1,9 +1,9 @@
-"""Readers with other inputs from their tower, as methods that scripts/studies/methods/towers.py compares with ours.
+"""Readers with other inputs from their tower, as methods for scripts/studies/methods/towers.py.
 
     PYTHONPATH=scripts PROLIP_METHODS=reader_variants prolip train --method prolip-apart ...
 
-prolip-apart: no gradient of the variances enters the tower. prolip-levels: the tokens of all blocks are read, not only
-those that the last one takes. Both are ProLIP's method; a saved model of theirs has the reader of ours.
+prolip-apart: no gradient of the variances enters the tower. prolip-levels: the reader uses the tokens of all blocks,
+not only the input of the last. Both are ProLIP's method; their saved models have our reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 
 class Apart(ProLIPObjective):
-    """The reader learns from tokens and means as they are."""
+    """ProLIP with a reader that sends no gradient to tokens and means."""
 
     def __init__(self, model: Any, config: ProLIPConfig, context: Context):
         super().__init__(model, config, context)
@@ -29,7 +29,7 @@ class Apart(ProLIPObjective):
 
 
 class Levels(ProLIPObjective):
-    """The reader attends to what every block makes, in one softmax over all of it."""
+    """ProLIP with a reader that attends to the outputs of all blocks in one softmax."""
 
     def __init__(self, model: Any, config: ProLIPConfig, context: Context):
         super().__init__(model, config, context)
@@ -41,19 +41,19 @@ class Levels(ProLIPObjective):
 
 
 def without_gradient(_: nn.Module, inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Tokens, means and which tokens count."""
+    """Detach the inputs: tokens, means and the token mask."""
     return tuple(x if x is None else x.detach() for x in inputs)
 
 
 def keep(levels: list[Tensor], _: nn.Module, __: Any, out: Tensor) -> None:
-    """What a block makes."""
+    """Store the output of a block."""
     levels.append(out)
 
 
 def with_levels(
     levels: list[Tensor], _: nn.Module, inputs: tuple[Tensor, Tensor, Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tokens (B, K, W) -> (B, levels K, W), of the last K places of a level: an image tower's class token is first."""
+    """Join the last K tokens of every level, (B, K, W) -> (B, levels K, W); an image tower's class token is first."""
     tokens, mean, valid = inputs
     every = torch.cat([level[:, -tokens.shape[1] :] for level in levels], 1)
     count = len(levels)

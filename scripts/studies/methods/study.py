@@ -4,11 +4,11 @@
     python scripts/studies/methods/study.py --out runs/study --tables-only --write docs/studies/methods.md
     python scripts/studies/methods/study.py --out runs/icons --corpus icons --methods pcmepp clip --noise 0 --jobs 2
 
-Trains what is missing, `--jobs` runs at a time. A run that has ended is not trained again, so the same command goes on
-where it was broken off. First comes the backbone, a model by SigLIP's loss on some designers' drawings, from which all
-methods go on with others' drawings, as the papers' do from CLIP. Then the emoji's models are adapted to line drawings
-whose texts nobody paired, and go on with few drawings of some subgroups. Last come the tables: without --write they
-are printed, with it they replace those between the marks of the page.
+The script trains the missing runs, `--jobs` at a time. Finished runs are kept, so the same command resumes an
+interrupted study. First comes the backbone, trained by SigLIP's loss on some designers' drawings. All methods fine-tune
+it on other designers' drawings, as the papers do with CLIP. Then the emoji models are adapted to line drawings without
+paired texts, and fine-tuned on a few drawings of some subgroups. Last come the tables, which are printed, or with
+--write replace those between the marks of the page.
 Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, by bootstrap over concepts (a drawing and its
 texts), the seeds averaged in every draw.
 """
@@ -36,9 +36,9 @@ from prolip.methods import find_method
 from studies.methods import few_shot
 from studies.tables import cell, gain, markdown, statistics, value_of, write
 
-#: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
-#: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
-#: a match, which COCO hardly has, lets VSE collapse. VSE-infinity's first passes have all negatives.
+#: Method -> its flags; the recipe has the rest. As in the papers, an image's own caption is its one known match, with
+#: two exceptions. infonce is clip with all matches known. Triplets use no match as a negative, because a matching
+#: hardest negative, rare in COCO, makes VSE collapse. VSE-infinity's first passes use all negatives.
 METHODS = {
     "prolip": "",
     "likelihood": "--pair-loss softmax",
@@ -51,11 +51,11 @@ METHODS = {
     "vse": "--sum-steps 75",
     "triplet-sum": "",
 }
-#: What a method's paper changes where a share of the captions is wrong: percent -> flags.
+#: Flags that a method's paper changes if a share of the captions is wrong: percent -> flags.
 UNDER_NOISE = {"pcmepp": {20: "--pseudo-weight 0.01", 50: "--pseudo-weight 0"}}
 RECIPES = {"emoji": "scripts/recipes/emoji-paper.yaml", "icons": "scripts/recipes/icons.yaml"}
 BACKBONE, BACKBONE_STEPS = "backbone", 1200
-#: Corpus -> whose drawings its backbone learns from, and whose drawings all methods do.
+#: Corpus -> shards of its backbone, and shards of all methods.
 DESIGNERS = {
     "emoji": ("data/emoji/{noto-v1,twemoji,fluent-emoji-flat}.tar", "data/emoji/{noto,fluent-emoji}.tar"),
     "icons": (
@@ -63,15 +63,15 @@ DESIGNERS = {
         "data/icons/{lucide,unicons-line,phosphor-{regular,bold,fill,duotone}}.tar",
     ),
 }
-#: Towers that have learnt already go slower than heads that are new, as the papers' (0.01 and 0.1 of it from CLIP).
+#: Trained towers learn more slowly than new heads, as in the papers (0.01 and 0.1 of the rate, from CLIP).
 FINE_TUNING = "--image-lr-mult 0.25 --text-lr-mult 0.25 --train-num-samples 9600"
-#: Model that is adapted -> how its pseudo-pairs are weighted.
+#: Adapted model -> weights of its pseudo-pairs.
 SOURCES = {
     "siglip": ("none", "spread", "probability"),
     "likelihood": ("none", "spread", "probability", "trace", "novelty"),
 }
 ADAPT = "scripts/recipes/emoji-adapt.yaml"
-#: Column -> key of the metrics, and the factor that it is shown with.
+#: Column -> key of the metrics, and its display factor.
 FIGURES = {
     "names RSUM": ("names/rsum", 1),
     "names R@1 i2t": ("names/i2t/R@1", 100),
@@ -85,7 +85,7 @@ FIGURES = {
 
 
 class Runs:
-    """The runs of a study. options: as `parse` gives them."""
+    """The runs of a study. options: from `parse`."""
 
     def __init__(self, options: argparse.Namespace):
         self.folder, self.corpus = options.out.resolve(), options.corpus
@@ -95,12 +95,12 @@ class Runs:
         self.loaded: dict[str, CorpusResult] = {}
 
     def name(self, method: str, percent: int = 0) -> str:
-        """Of the runs of a method under noise, without their seed."""
+        """Return the name of a method's runs under noise, without their seed."""
         return f"{method}-{percent}" if percent else method
 
     @property
     def trainings(self) -> dict[str, Any]:
-        """As a sweep: what scripts/sweep.py reads from a file."""
+        """Return the runs as a sweep, as scripts/sweep.py reads it from a file."""
         variants = {}
         for percent in self.percents:
             for method in self.methods:
@@ -113,13 +113,13 @@ class Runs:
 
     @property
     def backbone(self) -> dict[str, Any]:
-        """As a sweep: the model that all start from."""
+        """Return the common initial model as a sweep."""
         data = f"--train-data {DESIGNERS[self.corpus][0]} --train-num-samples 13056"
         flags = f"--method siglip --save-frequency 0 --max-steps {BACKBONE_STEPS} {data} {self.backbone_flags}"
         return {"recipe": RECIPES[self.corpus], "seeds": [0], "flags": flags, "variants": {BACKBONE: ""}}
 
     def adaptations(self, seed: int) -> dict[str, Any]:
-        """As a sweep: those of one seed, which go on with its models."""
+        """Return the adaptations of one seed's models as a sweep."""
         variants = {}
         for source in self.sources:
             model = self.folder / f"{source}-s{seed}" / "model"
@@ -129,17 +129,17 @@ class Runs:
 
     @property
     def sources(self) -> list[str]:
-        """The methods whose models are adapted."""
+        """Return the methods whose models are adapted."""
         there = self.corpus == "emoji" and 0 in self.percents
         return [method for method in SOURCES if there and method in self.methods]
 
     @property
     def few_shot(self) -> bool:
-        """Whether there are models to go on from."""
+        """Return whether the models for few-shot fine-tuning exist."""
         return self.corpus == "emoji" and 0 in self.percents and few_shot.START in self.methods
 
     def train(self) -> None:
-        """All that is missing; of what has ended, checkpoints are deleted: its model and embeddings stay."""
+        """Train all missing runs. Finished runs keep their model and embeddings, but no checkpoints."""
         sweep.train_all(self.backbone, [BACKBONE], self.folder, 1)
         sweep.train_all(self.trainings, list(self.trainings["variants"]), self.folder, self.jobs)
         for seed in self.seeds if self.sources else ():
@@ -154,7 +154,7 @@ class Runs:
             shutil.rmtree(ended.parent / "checkpoints", ignore_errors=True)
 
     def evaluate_sources(self, seed: int) -> None:
-        """The models as they are on what they are adapted to."""
+        """Evaluate the models before adaptation on the data they are adapted to."""
         for source in self.sources:
             run = self.folder / f"{source}-s{seed}"
             adapted = self.folder / f"{source}-by-{SOURCES[source][0]}-s{seed}" / "config.json"
@@ -167,7 +167,7 @@ class Runs:
                     raise SystemExit(code)
 
     def results(self, name: str, evaluation: str = "eval") -> list[CorpusResult]:
-        """Of every seed that has ended, in their order."""
+        """Return the results of every finished seed, in order."""
         folders = [self.folder / f"{name}-s{seed}" / evaluation for seed in self.seeds]
         for folder in folders:
             if str(folder) not in self.loaded and (folder / "metrics.json").exists():
@@ -176,7 +176,7 @@ class Runs:
 
     @cached_property
     def seconds(self) -> dict[str, list[float]]:
-        """Of training, by run."""
+        """Return the seconds of training, by run."""
         found: dict[str, list[float]] = {}
         for name in self.trainings["variants"]:
             runs = [self.folder / f"{name}-s{seed}" for seed in self.seeds]
@@ -186,7 +186,7 @@ class Runs:
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 def retrieval(runs: Runs, percent: int) -> list[str]:
-    """All methods at one level of noise."""
+    """Return the table of all methods at one level of noise."""
     rows = []
     for method in runs.methods:
         name = runs.name(method, percent)
@@ -198,7 +198,7 @@ def retrieval(runs: Runs, percent: int) -> list[str]:
 
 
 def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) -> list[str]:
-    """Differences of two methods at every level of noise."""
+    """Return the differences of two methods at every level of noise."""
     rows = []
     for second, first in pairs:
         for percent in runs.percents:
@@ -210,7 +210,7 @@ def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) 
 
 
 def robustness(runs: Runs) -> list[str]:
-    """What of the clean RSUM is left under noise, in percent."""
+    """Return the table of RSUM under noise, in percent of the clean RSUM."""
     rows = []
     for method in runs.methods:
         clean = runs.results(method)
@@ -225,7 +225,7 @@ def robustness(runs: Runs) -> list[str]:
 
 
 def uncertainty(runs: Runs) -> list[str]:
-    """What the uncertainty of probabilistic methods knows."""
+    """Return the table of how uncertainty predicts matches and errors, for probabilistic methods."""
     heads = ["", "group", "subgroup", "keyword", "name", "rho log n", "deciles t2i", "AUROC i2t", "AUROC t2i"]
     rows = []
     for method in runs.methods:
@@ -243,7 +243,7 @@ def uncertainty(runs: Runs) -> list[str]:
 
 
 def adapted(runs: Runs) -> list[str]:
-    """Source-free adaptation: as it was, and by each weight; differences to the model as it was, and to no weight."""
+    """Return the table of source-free adaptation: the initial model, each weight, and the differences."""
     rows, keys = [], ("names/rsum", "captions/rsum")
     for source in runs.sources:
         before, plain = runs.results(source, "eval_lines"), runs.results(f"{source}-by-none")
@@ -258,9 +258,9 @@ def adapted(runs: Runs) -> list[str]:
 
 
 def few(runs: Runs) -> list[str]:
-    """Base to novel and other designers' base classes, recall by class in percent; differences to the model as it was.
+    """Return the few-shot table: recall by class in percent, and differences to the initial model.
 
-    Of a method with a score of its own also by the cosine, which is what the fine-tuning made of the embeddings alone.
+    A method with its own score is also ranked by the cosine, which shows the effect on the embeddings alone.
     """
     keys, rows = ("base", "novel", "H", *few_shot.OTHERS), []
     seen = partial(few_shot.recalls, runs.folder, seeds=runs.seeds)
@@ -302,16 +302,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
     add("--corpus", choices=list(RECIPES), default="emoji")
     add("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD", help="default: all")
-    add("--noise", nargs="+", type=int, default=[0, 20, 50], metavar="PERCENT", help="of captions (default: 0 20 50)")
+    add(
+        "--noise", nargs="+", type=int, default=[0, 20, 50], metavar="PERCENT", help="wrong captions (default: 0 20 50)"
+    )
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
-    add("--steps", type=int, default=300, help="of every fine-tuning (default: %(default)s)")
+    add("--steps", type=int, default=300, help="steps of every fine-tuning (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    add("--flags", default="", help="further flags of every training, as one text")
-    add("--backbone-flags", default="", help="the same of the backbone's")
-    add("--adapt-flags", default="", help="the same of every adaptation")
+    add("--flags", default="", help="additional flags of every training, as one text")
+    add("--backbone-flags", default="", help="additional flags of the backbone's training")
+    add("--adapt-flags", default="", help="additional flags of every adaptation")
     add("--tables-only", action="store_true", help="train nothing")
     add("--tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"some of: {', '.join(TABLES)}")
-    add("--write", type=Path, metavar="PAGE", help="page whose tables are replaced; without, they are printed")
+    add("--write", type=Path, metavar="PAGE", help="page whose tables to replace; default: print them")
     options = parser.parse_args(arguments)
     if options.jobs < 1 or options.steps < 2 or not all(0 <= percent < 100 for percent in options.noise):
         parser.error("give --jobs of 1 or more, --steps of 2 or more, and --noise from 0 to 99")
@@ -319,14 +321,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, then make the tables."""
+    """Train the missing runs, then write the tables."""
     options = parse(arguments)
     runs = Runs(options)
     if not options.tables_only:
         try:
             runs.train()
         except KeyboardInterrupt:
-            sys.exit("interrupted: the same command goes on with the runs that are missing")
+            sys.exit("interrupted. Rerun the command to train the missing runs")
     tables = {name: TABLES[name](runs) for name in options.tables or TABLES}
     tables = {name: lines for name, lines in tables.items() if options.tables or len(lines) > 2}
     if options.write:

@@ -3,15 +3,15 @@
     python scripts/studies/methods/towers.py start --out runs/towers --old ../before
     python scripts/studies/methods/towers.py reader --out runs/towers
 
-start: a small tower like SigLIP's learns some designers' drawings by SigLIP's loss. Methods then go on from its weights
-with other designers' drawings, beside the deterministic model, a model from random weights, and, with --old, the
-conversion that readers have replaced: a checkout of commit 8437f18b, whose towers read both ways with a [CLS] of their
-own. They are measured before the first step, after 50 and after 500.
-reader: the same towers by the same loss from random weights, with [UNC] among the tower's tokens or with a reader; and
+start: a small tower like SigLIP's learns some designers' drawings by SigLIP's loss. Methods fine-tune its weights on
+other designers' drawings. Comparisons are the deterministic model, a model from random weights, and, with --old, the
+conversion that readers replaced: a checkout of commit 8437f18b, whose bidirectional towers have a [CLS] of their own.
+Models are measured before the first step, after 50 and after 500.
+reader: the same towers by the same loss from random weights, with [UNC] among the tower's tokens, with a reader, or
 with two other readers (reader_variants.py).
-A run that has ended is not trained again, so the same command goes on where it was broken off. Cells: the mean over
-seeds, each seed in brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts),
-the seeds averaged in every draw. "asked" is the trace of each text at which PPCL's gradient of it would be zero.
+Finished runs are kept, so the same command resumes an interrupted study. Cells: the mean over seeds, each seed in
+brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts), the seeds averaged
+in every draw. "asked" is the trace of a text at which its PPCL gradient is zero.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from studies.methods.study import DESIGNERS, METHODS
 from studies.tables import cell, gain, markdown, statistics, value_of, write
 
 RECIPE, BASE = "scripts/recipes/emoji-paper.yaml", "base"
-#: Steps of the first study that are measured, and of both models of the second.
+#: Measured steps of the first study, and steps of both models of the second.
 MEASURED, READER_STEPS = (0, 50, 500), 1200
 VISION = {"image_size": 64, "patch_size": 8, "width": 192, "layers": 3, "head_width": 64}
 TEXT = {
@@ -62,7 +62,7 @@ TEXT = {
     "norm_kwargs": {"eps": 1e-6},
 }
 TOWERS = {"embed_dim": 192, "vision_cfg": VISION, "text_cfg": TEXT}
-#: [MASK] is a token more than OpenCLIP's encoding has; both towers of the second study begin as certain.
+#: [MASK] is one token more than in OpenCLIP's encoding; both towers of the second study start equally certain.
 TOKENS = {"mask_token_id": 49408, "special_token_ids": [49406, 49407]}
 OWN = TOWERS | {"text_cfg": TEXT | {"embed_cls": True}, "prolip_cfg": TOKENS | {"init_unc_bias": -10.0}}
 READER = {"prolip_cfg": TOKENS | {"forward": "reader", "init_unc_bias": -10.0}}
@@ -72,7 +72,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "reader": {"model_cfg": TOWERS, "preprocess_cfg": {}} | READER,
     "in-tower": {"model_cfg": OWN, "preprocess_cfg": {}},
 }
-#: Row -> method, the folder of its model, and whether it goes on from the base.
+#: Row -> method, the folder of its model, and whether it starts from the base.
 ROWS = {
     "siglip": ("siglip", "openclip", True),
     "prolip": ("prolip", "openclip", True),
@@ -107,7 +107,7 @@ BATCH = 128
 
 
 def configure(folder: Path, seeds: Sequence[int]) -> None:
-    """Write the configurations of FOLDERS, and beside each a model with random weights for every seed."""
+    """Write the configurations of FOLDERS, and next to each a model with random weights for every seed."""
     for name, config in FOLDERS.items():
         bare = folder / "towers" / name
         with replacing_folder(bare) as place:
@@ -120,16 +120,16 @@ def configure(folder: Path, seeds: Sequence[int]) -> None:
 
 
 def base(folder: Path, flags: str) -> dict[str, Any]:
-    """As a sweep: the model that all go on from."""
+    """Return the common initial model as a sweep."""
     data = f"--train-data {DESIGNERS['emoji'][0]} --train-num-samples 13056"
     words = f"--method siglip --model local-dir:{folder / 'towers/openclip-s0'} --max-steps 1200 --save-frequency 0"
     return {"recipe": RECIPE, "seeds": [0], "flags": f"{words} {data} {flags}", "variants": {BASE: ""}}
 
 
 def started(folder: Path, seed: int, flags: str) -> dict[str, Any]:
-    """As a sweep: every row of the first study, and its model before the first step, with one seed.
+    """Return every row of the first study, and its model before the first step, with one seed, as a sweep.
 
-    The latter is a run of one step with a learning rate of nothing, which the old conversion can do as well.
+    The latter is a run of one step with a tiny learning rate, which the old conversion supports as well.
     """
     variants, saving = {}, f"--save-every-steps {MEASURED[1]} --keep-checkpoints 0"
     for row, (method, tower, goes_on) in ROWS.items():
@@ -145,7 +145,7 @@ def started(folder: Path, seed: int, flags: str) -> dict[str, Any]:
 
 
 def compared(folder: Path, seed: int, flags: str) -> dict[str, Any]:
-    """As a sweep: the second study, with one seed."""
+    """Return the second study with one seed as a sweep."""
     variants = {
         slug(row): f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}{' ' * bool(own)}{own}"
         for row, (name, own) in READERS.items()
@@ -155,12 +155,12 @@ def compared(folder: Path, seed: int, flags: str) -> dict[str, Any]:
 
 
 def slug(row: str, step: int | None = None) -> str:
-    """Of a row's runs, without their seed."""
+    """Return the name of a row's runs, without their seed."""
     return row.replace(", ", "-").replace(" ", "-") + ("" if step is None else f"-{step}")
 
 
 def train(wanted: Mapping[str, Any], variants: Sequence[str], folder: Path, options: argparse.Namespace) -> None:
-    """What is missing of a sweep; the old conversion by the checkout that has it."""
+    """Train the missing runs of a sweep; the old conversion runs from its checkout."""
     old = [name for name in variants if name.startswith(slug(OLD))]
     sweep.train_all(dict(wanted), [name for name in variants if name not in old], folder, options.jobs)
     if options.old and old:
@@ -178,12 +178,12 @@ def train(wanted: Mapping[str, Any], variants: Sequence[str], folder: Path, opti
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """For a program of a checkout."""
+    """Return the environment for a program of a checkout."""
     return os.environ | {"PYTHONPATH": str(checkout / "src")}
 
 
 def measure_early(run: Path, checkout: Path) -> None:
-    """Evaluate a run's model after MEASURED[1] steps; its checkpoints are deleted then."""
+    """Evaluate a run's model after MEASURED[1] steps, then delete its checkpoints."""
     found, out = run / f"checkpoints/step_{MEASURED[1]}.pt", run / f"eval_{MEASURED[1]}"
     if not found.exists() or out.exists():
         return
@@ -206,8 +206,10 @@ def measure_early(run: Path, checkout: Path) -> None:
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """Retrieval; AUROC of errors; rank correlations of a text's uncertainty with its true matches and with the trace
-    that is asked of it, and AUROC of errors by the latter; how far the middle 68% of texts' traces move a logit.
+    """Return the statistics of the second study.
+
+    Retrieval; AUROC of errors; rank correlations of a text's uncertainty with its matches and with its asked trace;
+    AUROC of errors by the asked trace; the spread of logits over the middle 68% of texts' traces.
     """
     doubt, true, wanted = result.uncertainty(result.text), np.log(result.table.true_matches), asked(result)
     known, scale = ~np.isnan(wanted), float(result.model_score.scale)  # type: ignore[attr-defined]
@@ -236,8 +238,9 @@ def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def asked(result: CorpusResult) -> np.ndarray:
-    """(T,) the trace t of each text that PPCL would leave as it is, in batches of B drawings, one of them its own:
-    (B - 1) mean_i p_i + mean_own p_i = 1, p_i = sigmoid(a (m.m_i - (t + t_i) / 2) + b). NaN where it has no drawing.
+    """Return the trace t of each text at which PPCL's gradient is zero, (T,), in batches of B drawings, one its own.
+
+    (B - 1) mean_i p_i + mean_own p_i = 1, p_i = sigmoid(a (m.m_i - (t + t_i) / 2) + b). NaN for a text of no drawing.
     """
     score: Any = result.model_score
     scale, bias = float(score.scale), float(score.bias)
@@ -256,14 +259,16 @@ def asked(result: CorpusResult) -> np.ndarray:
 
 
 def results(folder: Path, name: str, seeds: Sequence[int], evaluation: str = "eval") -> list[CorpusResult]:
-    """Of the seeds that have ended."""
+    """Return the results of the finished seeds."""
     places = [folder / f"{name}-s{seed}" / evaluation for seed in seeds]
     return [load(place) for place in places if (place / "metrics.json").exists()]
 
 
 def of_start(folder: Path, seeds: Sequence[int]) -> list[str]:
-    """Names R@1 by the cosine of means, by steps; the gain over the deterministic model; R@1 by the method's own score;
-    how far the means of step 0 are from the deterministic model's.
+    """Return the table of the first study.
+
+    R@1 of names by the cosine of means, by steps; the gain over the deterministic model; R@1 by the method's own score;
+    the distance of the means at step 0 from the deterministic model's.
     """
     last = MEASURED[-1]
     heads = [
@@ -276,7 +281,7 @@ def of_start(folder: Path, seeds: Sequence[int]) -> list[str]:
 
 
 def start_rows(folder: Path, seeds: Sequence[int]) -> Iterator[Sequence[str]]:
-    """One for every row of which runs have ended."""
+    """Yield one row for each model with finished runs."""
     first, last = results(folder, slug("siglip", 0), seeds), results(folder, slug("siglip"), seeds)
     for row in ROWS:
         every = [
@@ -294,13 +299,13 @@ def start_rows(folder: Path, seeds: Sequence[int]) -> Iterator[Sequence[str]]:
 
 
 def by_means(result: CorpusResult) -> CorpusResult:
-    """The same, ranked by the cosine of means."""
+    """Return the same result, ranked by the cosine of means."""
     info = {name: value for name, value in result.info.items() if name not in ("score", "model_score")}
     return replace(result, info=info | {"similarity": "mean"})
 
 
 def of_reader(folder: Path, seeds: Sequence[int]) -> list[str]:
-    """All models of the second study, and their differences."""
+    """Return the table of all models of the second study, and their differences."""
     found = {row: [all_statistics(one) for one in results(folder, slug(row), seeds)] for row in READERS}
     rows = [
         [title, *(cell([100 * value_of(one[key]) for one in own]) for key in COLUMNS.values())]
@@ -319,20 +324,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("study", choices=["start", "reader"])
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
-    add("--old", type=Path, metavar="CHECKOUT", help="of commit 8437f18b, for the old conversion (default: without it)")
+    add("--old", type=Path, metavar="CHECKOUT", help="checkout of commit 8437f18b, for the old conversion")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    add("--flags", default="", help="further flags of every training, as one text")
+    add("--flags", default="", help="additional flags of every training, as one text")
     add("--tables-only", action="store_true", help="train nothing")
-    add("--write", type=Path, metavar="PAGE", help="page whose table is replaced; without, it is printed")
+    add("--write", type=Path, metavar="PAGE", help="page whose table to replace; default: print it")
     options = parser.parse_args(arguments)
     if options.old is not None and not (options.old / "scripts/sweep.py").is_file():
-        parser.error(f"--old {options.old} is no checkout of this project: git worktree add {options.old} 8437f18b")
+        parser.error(
+            f"--old {options.old} is not a checkout of this project. Type: git worktree add {options.old} 8437f18b"
+        )
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing of a study, then make its table."""
+    """Train the missing runs of a study, then write its table."""
     options = parse(arguments)
     folder, seeds = options.out.resolve(), options.seeds
     if options.study == "reader":

@@ -1,13 +1,13 @@
-"""The toy of PCME++ (appendix A.2): which distance learns that a sample is ambiguous? Two numbers and a figure.
+"""The toy experiment of PCME++ (appendix A.2): which distance learns that a sample is ambiguous? Metrics and a figure.
 
     python scripts/studies/methods/toy.py --seeds 0 1 2 --figure toy.png
 
-Three classes of 500 points in the plane; 150 of each are of the class next to it half of the time, drawn anew for every
-batch. Each point is a Gaussian and is trained itself, by the cross-entropy of same and other class over all pairs of a
-batch of 128, 500 batches, Adam with 0.02. Printed: mean sigma^2 of ambiguous over certain points, by the closed-form
-distance (csd) and by the squared Wasserstein distance. The paper has 3.05 / 1.68 = 1.82 and 2.80 / 2.69 = 1.04. It
-leaves open where a and b start (here 1 and 3, and they learn) and says 500 epochs: with 500 passes over all points
-instead of 500 batches the ratios go on growing (--steps 6000). Triplets train the means alone.
+Three classes of 500 points lie in the plane; 150 of each change to the next class half of the time, drawn again for
+every batch. Each point is a trainable Gaussian. The loss is the cross-entropy of same and other class over all pairs of
+a batch of 128, for 500 batches, with Adam at 0.02. The result is mean sigma^2 of ambiguous over certain points, by the
+closed-form distance (csd) and by the squared Wasserstein distance. The paper has 3.05 / 1.68 = 1.82 and
+2.80 / 2.69 = 1.04. It does not give the start of a and b (here 1 and 3, trainable). It says 500 epochs: with 500 passes
+over all points instead of 500 batches the ratios keep growing (--steps 6000). Triplets train only the means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from prolip.losses import matching_loss, triplet_loss
 from prolip.measures import get_measure
 
 CLASSES, POINTS, AMBIGUOUS, BATCH, RATE = 3, 500, 150, 128, 0.02
-#: What the paper has, by measure.
+#: Ratio in the paper, by measure.
 PAPER = {"csd": 1.82, "wasserstein2": 1.04}
 WAYS = {
     "csd": "closed-form distance",
@@ -45,7 +45,7 @@ WAYS = {
 
 
 class Points(NamedTuple):
-    """Gaussians (N, 2) of points, the class of each (N,), and which are ambiguous (N,)."""
+    """Gaussians (N, 2) of points, the class of each (N,), and a mask of ambiguous points (N,)."""
 
     z: Gaussian
     label: Tensor
@@ -53,12 +53,12 @@ class Points(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Mean variance of the ambiguous over that of the certain."""
+        """Return the mean variance of ambiguous points over that of certain points."""
         return (self.z.var[self.ambiguous].mean() / self.z.var[~self.ambiguous].mean()).item()
 
 
 def draw(seed: int) -> tuple[Points, torch.Generator]:
-    """Points around the centres of their classes, log sigma uniform in (-1.5, 1.5); and what draws on."""
+    """Return points around the centres of their classes, log sigma uniform in (-1.5, 1.5), and the random generator."""
     g = torch.Generator().manual_seed(seed)
     centre = torch.randn(CLASSES, 2, generator=g)
     label = torch.arange(CLASSES).repeat_interleave(POINTS)
@@ -69,7 +69,7 @@ def draw(seed: int) -> tuple[Points, torch.Generator]:
 
 
 def train(way: str, seed: int, steps: int, scale: float = 1.0, bias: float = 3.0) -> Points:
-    """The points after `steps` batches; way: a measure, or the negatives of `triplet_loss`."""
+    """Return the points after `steps` batches. way: a measure, or the negatives of `triplet_loss`."""
     points, g = draw(seed)
     mean, log_sigma = points.z.mean.requires_grad_(), (points.z.log_var / 2).requires_grad_()
     a, b = (torch.tensor(x, requires_grad=True) for x in (scale, bias))
@@ -91,14 +91,14 @@ def train(way: str, seed: int, steps: int, scale: float = 1.0, bias: float = 3.0
 
 
 def of_triplets(similarity: Tensor, same: Tensor, g: torch.Generator, negatives: str) -> Tensor:
-    """Every point with another of its class against those of the others."""
+    """Compute the triplet loss of every point with another of its class against points of other classes."""
     chance = torch.rand(same.shape, generator=g) * same.float().fill_diagonal_(0)
     own = similarity.gather(1, chance.argmax(1, keepdim=True)).squeeze(1)
     return triplet_loss(similarity, same, own, negatives=negatives)  # type: ignore[arg-type]
 
 
 def draw_figure(found: dict[str, Points], path: Path) -> None:
-    """A panel for each way: points as circles of two sigma, the ambiguous ones grey."""
+    """Draw a panel for each way: points as circles of two sigma, ambiguous ones grey."""
     figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3.5), constrained_layout=True)
     for axis, (way, points) in zip(axes, found.items()):
         x, sigma = points.z.mean.numpy(), (points.z.log_var / 2).exp().numpy()
@@ -134,10 +134,10 @@ def draw_figure(found: dict[str, Points], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=500, help="batches (default: 500)")
-    parser.add_argument("--scale", type=float, default=1.0, help="a at the start (default: 1)")
-    parser.add_argument("--bias", type=float, default=3.0, help="b at the start (default: 3)")
-    parser.add_argument("--figure", type=Path, help="where the figure of the first seed goes")
+    parser.add_argument("--steps", type=int, default=500, help="number of batches (default: 500)")
+    parser.add_argument("--scale", type=float, default=1.0, help="initial value of a (default: 1)")
+    parser.add_argument("--bias", type=float, default=3.0, help="initial value of b (default: 3)")
+    parser.add_argument("--figure", type=Path, help="file for the figure of the first seed")
     options = parser.parse_args(arguments)
     run: Callable[..., Points] = lambda way, seed: train(way, seed, options.steps, options.scale, options.bias)  # noqa: E731
     print("| distance | certain | ambiguous | ratio | of each seed | paper |\n|---|---:|---:|---:|---|---:|")
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if options.figure:
         draw_figure({way: run(way, options.seeds[0]) for way in WAYS}, options.figure)
-        print(f"{options.figure} has the points")
+        print(f"{options.figure} shows the points")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""PCME's toy (4.4 and C.3) in small: images and captions of nine classes in the plane, and captions that say less.
+"""PCME's toy experiment (4.4 and C.3), small: images and captions of nine classes in the plane, and vaguer captions.
 
     python scripts/studies/methods/toy_captions.py --seeds 0 1 2 --figure captions.png
 
 The paper trains PCME in two dimensions on nine classes of CUB, three kinds of three; its figure 5 has the 50% region
-of each embedding, and the 99% region of "this bird has <unk> ... <unk>", which covers most captions. No birds here: an
-image is 16 numbers (its kind's, its class's, noise), a caption two words that all share, one of its kind, one of its
-class. Two layers encode images, a bidirectional GRU captions, each with two projections to the plane; means are not
-normalised. PCME's loss with J = 7 samples, a and b from 5, KL 0.001, words dropped with 0.1 and numbers of images with
-0.2, as the paper has them for CUB; Adam with 0.003, 600 batches of 48. Uniformity is 0, as for COCO (--uniformity).
-Printed: the geometric mean of sigma by what a caption leaves open, and how many captions the generic one's region
-covers.
+of each embedding, and the 99% region of "this bird has <unk> ... <unk>", which covers most captions. Here an image is
+16 numbers (its kind's, its class's, noise). A caption is two words common to all, one of its kind and one of its class.
+Two layers encode images, a bidirectional GRU captions, each with two projections to the plane; means are not
+normalised. PCME's loss has J = 7 samples, a and b from 5, KL 0.001, words dropped with 0.1 and numbers of images with
+0.2, as in the paper for CUB; Adam at 0.003, 600 batches of 48. Uniformity is 0, as for COCO (--uniformity).
+It prints the geometric mean of sigma by the words a caption lacks, and the share of captions in the generic region.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CLASSES, KINDS, EACH, WIDTH = 9, 3, 60, 16
 SHARED, SYNONYMS, UNKNOWN = 6, 2, 0
 WORDS = 1 + SHARED + SYNONYMS * (KINDS + CLASSES)
 BATCH, SAMPLES, START, KL, RATE, DROPPED, ERASED = 48, 7, 5.0, 1e-3, 3e-3, 0.1, 0.2
-#: Which words of a caption are unknown: two are shared by all, then one of the kind, one of the class.
+#: Unknown words of a caption: two are common to all, then one of the kind, one of the class.
 OPEN: dict[str, list[int]] = {"nothing": [], "the class": [3], "class and kind": [2, 3], "all words": [0, 1, 2, 3]}
 #: Squared radius, in sigma, that holds 50% and 99% of a Gaussian in the plane: -2 log(1 - p).
 HALF, NEARLY_ALL = 1.386, 9.210
@@ -54,7 +53,7 @@ class Data(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """A Gaussian of the plane from features of a network: two projections."""
+    """A Gaussian in the plane from features of a network, by two projections."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -66,7 +65,7 @@ class Encoder(nn.Module):
 
 
 class CaptionEncoder(nn.Module):
-    """Words (N, L) -> Gaussians, by the last states of a GRU in both directions."""
+    """Words (N, L) -> Gaussians, by the last states of a bidirectional GRU."""
 
     def __init__(self, width: int = 32):
         super().__init__()
@@ -80,25 +79,25 @@ class CaptionEncoder(nn.Module):
 
 
 class Found(NamedTuple):
-    """Embeddings of the images, and of all captions by what they leave open; the class of each."""
+    """Embeddings of the images, and of all captions by the words they lack; the class of each."""
 
     image: Gaussian
     captions: dict[str, Gaussian]
     label: Tensor
 
     def sigma(self, what: str) -> float:
-        """PCME's uncertainty, the geometric mean over the dimensions, averaged over captions."""
+        """Return PCME's uncertainty, the geometric mean over the dimensions, averaged over captions."""
         return (self.captions[what].log_var.mean(1) / 2).exp().mean().item()
 
     @property
     def covered(self) -> float:
-        """Share of the whole captions whose mean lies in the 99% region of the generic one."""
+        """Return the share of the whole captions whose mean lies in the 99% region of the generic one."""
         whole, generic = self.captions["nothing"], self.captions["all words"].select(slice(0, 1))
         return ((whole.mean - generic.mean).square() / generic.var).sum(1).le(NEARLY_ALL).float().mean().item()
 
 
 def draw(g: torch.Generator) -> Data:
-    """Sixty images of each class with a caption each."""
+    """Draw sixty images of each class with a caption each."""
     kinds, own = (torch.randn(count, WIDTH, generator=g) for count in (KINDS, CLASSES))
     label = torch.arange(CLASSES).repeat_interleave(EACH)
     kind = label // (CLASSES // KINDS)
@@ -110,7 +109,7 @@ def draw(g: torch.Generator) -> Data:
 
 
 def train(seed: int, steps: int, uniformity: float = 0.0) -> Found:
-    """PCME on the nine classes, a pair matching where the class is the same."""
+    """Train PCME on the nine classes. A pair matches if both have the same class."""
     torch.manual_seed(seed)
     g = torch.Generator().manual_seed(seed)
     data = draw(g)
@@ -141,9 +140,7 @@ def train(seed: int, steps: int, uniformity: float = 0.0) -> Found:
 
 
 def draw_figure(found: Found, path: Path) -> None:
-    """Images, captions, and captions of a kind alone, with their 50% regions, coloured by class; the generic caption's
-    99% region is red.
-    """
+    """Draw 50% regions of images and captions with and without class, in class colours; the generic 99% is red."""
     shown = {
         "images": found.image,
         "captions": found.captions["nothing"],
@@ -155,7 +152,7 @@ def draw_figure(found: Found, path: Path) -> None:
     seen = torch.cat([generic.mean - reach, generic.mean + reach, *(z.mean for z in shown.values())])
     side = 1.1 * (seen.amax(0) - seen.amin(0)).amax().item()
     left, low = ((seen.amax(0) + seen.amin(0) - side) / 2).tolist()
-    looks = {"facecolors": 0.02, "edgecolors": 0.3}  # how much covers what lies below
+    looks = {"facecolors": 0.02, "edgecolors": 0.3}  # opacity of faces and edges
     colours = plt.get_cmap("tab10")(found.label.numpy())
     for axis, (name, z) in zip(axes, shown.items()):
         for gaussian, radius, look in (
@@ -181,20 +178,20 @@ def draw_figure(found: Found, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=600, help="batches (default: 600)")
+    parser.add_argument("--steps", type=int, default=600, help="number of batches (default: 600)")
     parser.add_argument("--uniformity", type=float, default=0.0, help="weight of the uniformity loss (default: 0)")
-    parser.add_argument("--figure", type=Path, help="where the figure of the first seed goes")
+    parser.add_argument("--figure", type=Path, help="file for the figure of the first seed")
     options = parser.parse_args(arguments)
     found = [train(seed, options.steps, options.uniformity) for seed in options.seeds]
-    print("| a caption leaves open | sigma | of each seed |\n|---|---:|---|")
+    print("| a caption lacks | sigma | of each seed |\n|---|---:|---|")
     for what in OPEN:
         values = [x.sigma(what) for x in found]
         print(f"| {what} | {sum(values) / len(values):.2f} | {' '.join(f'{x:.2f}' for x in values)} |")
     covered = " ".join(f"{x.covered:.0%}" for x in found)
-    print(f"\nwhole captions in the 99% region of one that leaves all words open: {covered}")
+    print(f"\nwhole captions in the 99% region of one without known words: {covered}")
     if options.figure:
         draw_figure(found[0], options.figure)
-        print(f"{options.figure} has the embeddings")
+        print(f"{options.figure} shows the embeddings")
 
 
 if __name__ == "__main__":

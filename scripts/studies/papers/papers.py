@@ -1,11 +1,11 @@
-"""Tables of papers on image-text retrieval, a CSV each in papers/, and results of one's own above their rows.
+"""Tables of papers on image-text retrieval, a CSV each in papers/, with your results above their rows.
 
     python scripts/studies/papers/papers.py "PCME++ Table 2"
     prolip eval tasks --model local-dir:runs/coco-pcmepp/best --data coco:dataset_coco.json,coco --output found.json
     python scripts/studies/papers/papers.py "B/16, PCME++" --results found.json
 
 Copied from PCME++ (Chun, ICLR 2024), VACSR, PCME (Chun et al., CVPR 2021) and source-free matching (Tian et al. 2024).
-Columns have the names of our metrics. All values are percent, but rsum, a sum of six. `eccv/R@1` without a direction is
+Columns have the names of our metrics. Values are percent, except rsum, a sum of six. `eccv/R@1` without a direction is
 the mean of both.
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.table import aligned, titles
 
-#: Columns that say what a row is; the others are metrics.
+#: Columns that describe a row; the others are metrics.
 LABELS = ("backbone", "method", "noise", "dimensions", "negatives")
 #: A table with more metrics than this has a block for each set of labels.
 WIDEST = 8
@@ -31,7 +31,7 @@ ABOUT_SOURCE_FREE = "source-free: the paper's method; fine-tuning: on the same p
 
 
 class Printed(NamedTuple):
-    """A table. data: how the names of its test sets begin; row: (what it is, metric -> value as printed)."""
+    """A table. data: prefix of the names of its test sets; row: (description, metric -> value as printed)."""
 
     title: str
     data: str
@@ -40,17 +40,17 @@ class Printed(NamedTuple):
     rows: tuple[tuple[str, Mapping[str, str]], ...]
 
     def labelled(self, row: str) -> str:
-        """All that a name may be a part of."""
+        """Return the text in which names are searched."""
         return f"{self.title}, {self.data}: {row}"
 
     def chosen(self, names: Sequence[str]) -> Printed:
-        """With the rows that fit one of these names, whatever the case."""
+        """Return the table with the rows that contain one of these names, ignoring case."""
         fits = [row for row in self.rows if any(name.lower() in self.labelled(row[0]).lower() for name in names)]
         return self._replace(rows=tuple(fits))
 
 
 def read_printed(file: str, title: str, data: str, note: str = "") -> Printed:
-    """A CSV of the folder papers."""
+    """Read a CSV of the folder papers."""
     with open(Path(__file__).parent / "tables" / file, encoding="utf-8", newline="") as opened:
         lines = list(csv.DictReader(opened))
     metrics = tuple(name for name in lines[0] if name not in LABELS)
@@ -82,23 +82,23 @@ PRINTED: tuple[Printed, ...] = (
 
 
 def find_printed(names: Sequence[str]) -> tuple[Printed, ...]:
-    """The tables with the rows that any of these is a part of; "all" is a name too.
+    """Return the tables with the rows that contain any of these names; "all" means every row.
 
-    Raises ValueError for a name that fits no row.
+    Raises ValueError for a name that no row contains.
     """
     if not names or "all" in names:
         return PRINTED
     for name in names:
         if not any(table.chosen([name]).rows for table in PRINTED):
             known = "; ".join(dict.fromkeys(f"{table.title}, {table.data}" for table in PRINTED))
-            raise ValueError(f"no published row is called {name!r}: give a part of a method's name, or of {known}")
+            raise ValueError(f"no published row contains {name!r}. Give a part of a method's name, or of {known}")
     return tuple(table for table in (table.chosen(names) for table in PRINTED) if table.rows)
 
 
 def own_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """One's own figure by a printed name, in its unit; a name without a direction is the mean of both.
+    """Return your metric by its printed name, in the printed unit; without a direction, the mean of both.
 
-    What has no `coco_5k/` in its name, PMRP, is of all 5K images where other figures are.
+    PMRP, which has no `coco_5k/` in its name, refers to all 5K images if other metrics do.
     """
     value = metrics.get(name)
     if value is None and "coco_5k/i2t/R@1" in metrics and name.startswith("coco_5k/"):
@@ -113,7 +113,7 @@ def own_value(metrics: Mapping[str, float], name: str) -> float | None:
 
 
 def format_printed(tables: Sequence[Printed], results: Sequence[TaskResult] | None = None) -> str:
-    """The tables; with results only those that have a figure of one, under the results and in their columns."""
+    """Format the tables; with results, only tables that share a metric with one, below the results."""
     blocks: list[str] = []
     for table in tables:
         own = rows_of(table, results or ())
@@ -124,7 +124,7 @@ def format_printed(tables: Sequence[Printed], results: Sequence[TaskResult] | No
 
 
 def rows_of(table: Printed, results: Sequence[TaskResult]) -> list[tuple[str, dict[str, str]]]:
-    """Results on the data of a table, with the figures that they have of it."""
+    """Return the results on the data of a table, with the metrics they share with it."""
     rows = []
     for title, result in zip(titles(results), results):
         if result.key.startswith(table.data):
@@ -135,7 +135,7 @@ def rows_of(table: Printed, results: Sequence[TaskResult]) -> list[tuple[str, di
 
 
 def columns_of(metrics: Sequence[str]) -> list[list[str]]:
-    """What stands beside each other: all, or where these are many the metrics of each set of labels."""
+    """Group the columns: all in one group, or one group per set of labels if there are many."""
     if len(metrics) <= WIDEST:
         return [list(metrics)]
     groups: dict[str, list[str]] = {}
@@ -145,14 +145,14 @@ def columns_of(metrics: Sequence[str]) -> list[list[str]]:
 
 
 def block(table: Printed, columns: Sequence[str], own: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """Title, head and rows; a dash where the paper or the result has no figure."""
+    """Format title, head and rows, with a dash if the paper or the result lacks a metric."""
     rows = [(label, [values.get(column, "-") for column in columns]) for label, values in [*own, *table.rows]]
     title = f"{table.title}, {table.data}" + (f" ({table.note})" if table.note else "")
     return "\n".join([title, *aligned(columns, rows)])
 
 
 def read_results(path: str | Path) -> list[TaskResult]:
-    """What `prolip eval tasks --output` wrote, without figures that are not finite."""
+    """Read a file of `prolip eval tasks --output`, without non-finite metrics."""
     return [
         TaskResult(
             line["key"],
@@ -168,14 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="parts of a table's, a backbone's or a method's name (default: all)")
-    add("--results", nargs="+", metavar="FILE", help="what prolip eval tasks --output wrote, shown above their rows")
+    add("--results", nargs="+", metavar="FILE", help="files of prolip eval tasks --output, shown above the rows")
     args = parser.parse_args(arguments)
     try:
         tables = find_printed(args.names)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     results = args.results and [result for path in args.results for result in read_results(path)]
-    print(format_printed(tables, results) or "no published row has a figure of these test sets")
+    print(format_printed(tables, results) or "no published row has a metric of these test sets")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Published rows of DataComp's 38 tasks beside results of one's own, and whether their printed averages follow.
+"""Published rows of DataComp's 38 tasks next to your results, and a check of their printed averages.
 
     python scripts/studies/papers/published_datacomp.py
     python scripts/studies/papers/published_datacomp.py runs/b16/datacomp --rows 12.8B --output runs/b16/compared
 
 published_datacomp.csv, all percent, is copied from ProLIP (Chun et al., ICLR 2025): values from Table C.1, the five
 averages from Tables 1 and C.2. OpenCLIP's are from docs/openclip_results.csv of mlfoundations/open_clip (commit
-f862f86cd92123615a8695ce8bcb6ecc066af452). Three rows of Table C.1 are not printed in its header's order, as their notes
-say; tests/scripts/papers/test_published_datacomp.py has the orders and the evidence for them.
+f862f86cd92123615a8695ce8bcb6ecc066af452). Three rows of Table C.1 are printed in an order other than the header's, as
+their notes say; tests/scripts/papers/test_published_datacomp.py has the orders and the evidence for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, SuiteRow, our_r
 from prolip.evaluation.suites.datacomp.results import latest
 from prolip.evaluation.suites.datacomp.run import save_tables, summary
 
-#: A printed figure: percent, the unit of its last digit, where it is printed.
+#: A printed number: percent, the unit of its last digit, its source.
 Reading = tuple[float, float, str]
 
 
@@ -31,8 +31,8 @@ Reading = tuple[float, float, str]
 class PublishedRow:
     """One model as printed.
 
-    values: task key -> percent; printed: aggregate -> how it is printed, in one place or two; unit: of the values' last
-    digit; note: what a reader should know of the reading.
+    values: task key -> percent; printed: aggregate -> its printed numbers, one or two; unit: of the last digit of the
+    values; note: a remark for the reader on how the row was read.
     """
 
     model: str
@@ -45,14 +45,14 @@ class PublishedRow:
 
     @property
     def label(self) -> str:
-        """Model and samples seen."""
+        """Return model and samples seen."""
         return f"{self.model}, {self.seen}" if self.seen else self.model
 
 
 class Check(NamedTuple):
     """One printed average against the mean of the row's own values.
 
-    slack: how far rounding of the entries and of the average can move it, 0.5 unit each; explained: it does.
+    slack: largest effect of rounding the entries and the average, 0.5 unit each.
     """
 
     aggregate: str
@@ -63,7 +63,7 @@ class Check(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether rounding explains the difference."""
+        """Return whether rounding explains the difference."""
         return abs(self.recomputed - self.printed) <= self.slack + 1e-9
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Check(NamedTuple):
 
 
 def reproduce(row: PublishedRow) -> list[Check]:
-    """Every printed average of a row, recomputed from its values."""
+    """Recompute every printed average of a row from its values."""
     means = aggregate(row.values)
     return [
         Check(name, value, means[name].value, 0.5 * (unit + row.unit), source)
@@ -84,7 +84,7 @@ def reproduce(row: PublishedRow) -> list[Check]:
 
 
 def published_report(rows: Sequence[PublishedRow]) -> str:
-    """What follows and what does not, one line per average that does not and one per row where all do."""
+    """Report the averages: a line for each that its values do not give, and a line for each row without such."""
     lines = []
     for row in rows:
         checks = reproduce(row)
@@ -96,12 +96,12 @@ def published_report(rows: Sequence[PublishedRow]) -> str:
 
 
 def read_row(line: Mapping[str, str]) -> PublishedRow:
-    """A line of the CSV: five averages with one decimal, and the one next to the values with two."""
+    """Read a line of the CSV: five averages with one decimal, and the one next to the values with two."""
     printed: dict[str, tuple[Reading, ...]] = {
         name: ((float(line[name]), 0.1, line["averages from"]),) for name in AGGREGATES if line[name]
     }
     source = line["values from"]
-    beside = (float(line["Average beside the values"]), 0.01, source)
+    beside = (float(line["Average next to the values"]), 0.01, source)
     printed["Average"] = (*printed.get("Average", ()), beside)
     values = {task.key: float(line[task.name]) for task in COUNTED}
     return PublishedRow(line["model"], line["seen"], values, printed, 0.01, source, line["note"])
@@ -111,14 +111,14 @@ with open(Path(__file__).with_suffix(".csv"), encoding="utf-8", newline="") as _
     PUBLISHED = tuple(map(read_row, csv.DictReader(_file)))
 PAPER = tuple(row for row in PUBLISHED if row.source == "ProLIP Table C.1")
 OPENCLIP_ROWS = PUBLISHED[len(PAPER) :]
-#: Without a choice: the paper's rows, and the CLIP of the same size, data and length of training.
+#: Default rows: the paper's, and the CLIP of the same size, data and length of training.
 DEFAULT = (*PAPER, OPENCLIP_ROWS[0])
 
 
 def find_published(names: Sequence[str] | None) -> tuple[PublishedRow, ...]:
-    """`DEFAULT` without names; otherwise all rows whose label has one of the names in it, whatever the case, or "all".
+    """Return the rows whose label contains one of the names, ignoring case, or "all"; without names, `DEFAULT`.
 
-    Raises ValueError for a name that fits no row.
+    Raises ValueError for a name that no row contains.
     """
     if not names:
         return DEFAULT
@@ -126,13 +126,15 @@ def find_published(names: Sequence[str] | None) -> tuple[PublishedRow, ...]:
     for name in names:
         fitting = {row.label: row for row in PUBLISHED if name == "all" or name.lower() in row.label.lower()}
         if not fitting:
-            raise ValueError(f"no published row is called {name!r}: there are {'; '.join(r.label for r in PUBLISHED)}")
+            raise ValueError(
+                f"no published row contains {name!r}. Give a part of {'; '.join(r.label for r in PUBLISHED)}"
+            )
         chosen |= fitting
     return tuple(chosen.values())
 
 
 def published_row(row: PublishedRow) -> SuiteRow:
-    """A published row; averages are the printed ones, and a note says which of them its values do not give."""
+    """Return a published row with its printed averages. A note names those that its values do not give."""
     averages = {name: readings[0][0] for name, readings in row.printed.items()}
     averages |= {name: mean.value for name, mean in aggregate(row.values).items() if name not in averages}
     averages[AVERAGE_C1] = row.printed["Average"][-1][0]
@@ -142,7 +144,7 @@ def published_row(row: PublishedRow) -> SuiteRow:
 
 
 def difference(row: SuiteRow, against: SuiteRow) -> SuiteRow:
-    """row - against, in points of percent, where both have a value."""
+    """Return row - against, in percentage points, for the values that both have."""
     values = {key: row.values[key] - against.values[key] for key in row.values if key in against.values}
     averages = {key: row.averages[key] - against.averages[key] for key in row.averages if key in against.averages}
     marked = row.marked & (values.keys() | averages.keys())
@@ -150,7 +152,7 @@ def difference(row: SuiteRow, against: SuiteRow) -> SuiteRow:
 
 
 def compare(ours: Sequence[SuiteRow], published: Sequence[PublishedRow]) -> list[SuiteRow]:
-    """Published rows, ours, and every row of ours minus every published one."""
+    """Return published rows, our rows, and each of ours minus each published one."""
     others = [published_row(row) for row in published]
     return [*others, *ours, *(difference(row, other) for row in ours for other in others)]
 
@@ -158,7 +160,7 @@ def compare(ours: Sequence[SuiteRow], published: Sequence[PublishedRow]) -> list
 def main(words: Sequence[str] | None = None) -> None:
     """Print the published rows, or write `tables.*` that compare the results of some folders with them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", help="--output of prolip eval datacomp, of several models where you like")
+    parser.add_argument("folders", nargs="*", help="--output folders of prolip eval datacomp, one per model")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="parts of the names of published rows, or all")
     parser.add_argument("--output", metavar="FOLDER", default="datacomp", help="folder for tables.*")
     args = parser.parse_args(words)

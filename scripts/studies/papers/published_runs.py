@@ -1,4 +1,4 @@
-"""How near the planner comes to runs that others published: each is predicted from the MFU of the others.
+"""Accuracy of the planner on runs that others published: each is predicted from the MFU of the others.
 
     python scripts/studies/papers/published_runs.py
 
@@ -30,7 +30,7 @@ from prolip.utils import console
 
 
 class Published(NamedTuple):
-    """samples_per_second: of all GPUs; given, or samples over the hours that the source states. family: whose code."""
+    """A run. samples_per_second: of all GPUs, stated or samples over stated hours; family: origin of the code."""
 
     name: str
     family: str
@@ -82,8 +82,8 @@ RUNS = read_runs(Path(__file__).with_suffix(".csv"))
 
 
 def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
-    """Every run with the speed that the others' MFU predicts for it. FLOPs done twice do not count into the MFU; their
-    time does, so runs that recompute are compared by the FLOPs they do."""
+    """Return every run with the speed predicted from the MFU of the others. MFU does not count FLOPs done twice, but
+    their time does; so runs that recompute are compared by the FLOPs they do."""
     facts = []
     for run in runs:
         flops = flops_of(run)
@@ -99,7 +99,7 @@ def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
 
 
 def flops_of(run: Published) -> float:
-    """Model FLOPs of a sample, forward and backward, of one of our models or OpenCLIP's."""
+    """Return the model FLOPs of a sample, forward and backward, of one of our models or OpenCLIP's."""
     if run.model in own_models():
         return count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
     with torch.device("meta"):
@@ -108,12 +108,12 @@ def flops_of(run: Published) -> float:
 
 
 def done(run: Published) -> float:
-    """FLOPs done over model FLOPs."""
+    """Return the FLOPs done over model FLOPs."""
     return 1 + run.recompute / FORWARD_AND_BACKWARD
 
 
 def published_table(checks: Sequence[Check]) -> str:
-    """Published and predicted side by side, then the sources."""
+    """Format published and predicted speeds side by side, then the sources."""
     cells = [["run", "GPUs", "GFLOPs/sample", "samples/s/GPU", "MFU", "predicted", "predicted/published"]]
     cells += [
         [

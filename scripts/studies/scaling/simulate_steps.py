@@ -1,10 +1,10 @@
-"""Steps of up to thousands of ranks, played through event by event: loader, towers, PPCL, gradient exchange.
+"""Steps of up to thousands of ranks, simulated event by event: loader, towers, PPCL, gradient exchange.
 
     python scripts/studies/scaling/simulate_steps.py --mfu 0.4 --gpus 8 32 --steps 200
     python scripts/studies/scaling/simulate_steps.py --gpus 4096 --global-batch-size 524288 --steps 2
 
-It takes the flags of `prolip plan` and its own, and simulates the steps of that plan. docs/benchmarks/planner.md
-shows the tables and says what is not simulated.
+It takes the flags of `prolip plan` and its own, and simulates the steps of that plan. docs/benchmarks/planner.md shows
+the tables and the limits of the simulation.
 
 Every array has one entry per rank; times are seconds since the start of the simulation. All factors are lognormal with
 median 1, drawn from one seed.
@@ -37,24 +37,24 @@ from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, Parser, add_flags, build, check_range, flag_of
 
 Array = np.ndarray[Any, Any]
-# Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
+# Largest sigma of a lognormal factor: more is no jitter, and its exponential overflows.
 MOST_SIGMA = 3.0
-# Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.
+# Warm-up of the loader, in times that it needs to fill its queues; uncounted steps before the first counted one.
 HEAD_START, WARM_UP = 10, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How unequal ranks, steps and images are, as sigma of lognormal factors. All assumed."""
+    """Variation of ranks, steps and images, as sigma of lognormal factors. All values are assumed."""
 
-    steps: int = option(20, "steps to play through, after five that are not counted")
-    rank_sigma: float = option(0.01, "lasting differences between GPUs")
-    step_sigma: float = option(0.02, "of one GPU between steps")
-    block_sigma: float = option(0.1, "of one PPCL block or message-sized piece of work")
-    image_sigma: float = option(0.5, "of the time to decode one image")
-    open_sigma: float = option(0.8, "of the time to open a shard")
+    steps: int = option(20, "steps to simulate, after five uncounted ones")
+    rank_sigma: float = option(0.01, "sigma of lasting differences between GPUs")
+    step_sigma: float = option(0.02, "sigma of one GPU between steps")
+    block_sigma: float = option(0.1, "sigma of one PPCL block or message-sized piece of work")
+    image_sigma: float = option(0.5, "sigma of the time to decode one image")
+    open_sigma: float = option(0.8, "sigma of the time to open a shard")
     stall_chance: float = option(0.0, "chance that opening a shard stalls")
-    stall_seconds: float = option(10.0, "how long it then takes: the reader's time limit")
+    stall_seconds: float = option(10.0, "seconds of a stall: the reader's time limit")
     seed: int = option(0, "seed of all draws")
 
     def __post_init__(self) -> None:
@@ -68,19 +68,19 @@ class Noise:
                     f"factor of {math.exp(MOST_SIGMA):.0f} up or down"
                 )
         if not 0 <= self.stall_chance <= 1:
-            raise FlagError(f"--stall-chance {self.stall_chance} is no chance: give 0 to 1")
+            raise FlagError(f"--stall-chance {self.stall_chance} must be a probability. Give 0 to 1")
 
 
 class Exchange(NamedTuple):
-    """When each rank has its loss, and how long it stood still for messages, (W,)."""
+    """Time at which each rank has its loss, and its seconds of waiting for messages, (W,)."""
 
     end: Array
     waited: Array
 
 
 class Simulated(NamedTuple):
-    """Of the steps that count: seconds of each (steps,), the same without waits, jitter and messages;
-    mean seconds per step that a rank stood still, by what for."""
+    """Counted steps: seconds of each (steps,), the ideal without waits, jitter and messages, and mean seconds per step
+    that a rank waited, by reason."""
 
     steps: Array
     ideal: float
@@ -88,23 +88,23 @@ class Simulated(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """The ideal step over the mean one."""
+        """Return the ideal step over the mean one."""
         return self.ideal / float(self.steps.mean())
 
     def share_waited(self, what: str) -> float:
-        """Of the mean step, for `what`."""
+        """Return the share of the mean step spent waiting for `what`."""
         return self.waits[what] / self.steps.mean()
 
 
 def factors(draws: np.random.Generator, sigma: float, *shape: int) -> Array:
-    """Lognormal factors with median 1: exp(sigma z), z standard normal; a sigma of 0 draws nothing."""
+    """Draw lognormal factors with median 1: exp(sigma z), z standard normal; a sigma of 0 draws nothing."""
     if sigma == 0:
         return np.ones(shape)
     return np.exp(sigma * draws.standard_normal(shape, dtype=np.float32)).astype(np.float64)
 
 
 def ring_links(cluster: Cluster, step: Step) -> Array:
-    """Seconds of one message, of texts or an accumulator, to each rank from its left neighbour, (W,).
+    """Return the seconds of one message, of texts or an accumulator, to each rank from its left neighbour, (W,).
 
     The link into rank r is between nodes iff r is the first of its node and there are several nodes.
     """
@@ -114,10 +114,10 @@ def ring_links(cluster: Cluster, step: Step) -> Array:
 
 
 def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
-    """losses.exchanges.score_ring on all ranks, in the order of its messages and computations.
+    """Simulate losses.exchanges.score_ring on all ranks, in the order of its messages and computations.
 
-    A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
-    rank, as NCCL runs them), and ends for a rank when it has both sent and received.
+    A transfer begins when both ends have requested it and finished the one before (one stream of messages per rank, as
+    in NCCL). It ends for a rank when it has both sent and received.
     """
     size = len(start)
     now, waited = start.copy(), np.zeros(size)
@@ -126,7 +126,7 @@ def exchange(start: Array, block: float, links: Array, draws: np.random.Generato
     free = now.copy()
 
     def transfer(posted: Array) -> Array:
-        """When each rank's transfer is done; `free` moves on."""
+        """Return the time at which each rank's transfer is done, and advance `free`."""
         nonlocal free
         ready = np.maximum(posted, free)
         arrived = np.maximum(ready, np.concatenate((ready[-1:], ready[:-1]))) + links  # from the left neighbour
@@ -156,8 +156,7 @@ def exchange(start: Array, block: float, links: Array, draws: np.random.Generato
 
 
 def collect(start: Array, pairs: PairExchange, draws: np.random.Generator, sigma: float) -> Exchange:
-    """`exchanges.score_gathered` on all ranks: each collective begins when the last rank has come to it, and leaves all
-    together."""
+    """Simulate `exchanges.score_gathered`: a collective begins with the last rank, and ends for all at once."""
     texts = start.max() + pairs.message_seconds
     scored = texts + pairs.scoring / pairs.blocks * factors(draws, sigma, len(start), pairs.blocks).sum(1)
     home = scored.max() + pairs.message_seconds
@@ -165,11 +164,11 @@ def collect(start: Array, pairs: PairExchange, draws: np.random.Generator, sigma
 
 
 class Loader:
-    """Loader processes of all ranks: (W, K) workers, each preparing `chunks_ahead` chunks of its rank's batch.
+    """Simulated loaders of all ranks: (W, K) workers, each preparing `chunks_ahead` chunks of its rank's batch.
 
     A step takes one chunk of every worker of its rank. The time of a chunk of n images is n / rate times a lognormal
-    factor whose sigma is that of a mean of n images (Fenton-Wilkinson: sigma_n^2 = log(1 + (e^(sigma^2) - 1) / n)); or
-    the time it takes to stream in, if that is longer. A shard that ends within a chunk is followed by an opening.
+    factor with the sigma of a mean of n images (Fenton-Wilkinson: sigma_n^2 = log(1 + (e^(sigma^2) - 1) / n)), or its
+    streaming time if that is longer. If a shard ends within a chunk, the next one is opened.
     """
 
     def __init__(self, cluster: Cluster, config: PlanConfig, noise: Noise, local: int, draws: np.random.Generator):
@@ -185,13 +184,13 @@ class Loader:
         ahead = chunks_ahead(config.prefetch, local)
         head_start = -HEAD_START * ahead * max(self.images / config.images_per_core, self.read_seconds)
         self.done = np.full(self.shape, head_start)
-        # When the last batches were taken, from where on every worker may begin another chunk.
+        # Time of the last batches; from then on every worker may begin another chunk.
         self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
 
     def settle(self, seconds: float) -> float:
-        """When the next step begins, after as many steps of so many seconds as chunks are ahead.
+        """Return the start of the next step, after as many steps of `seconds` as chunks are ahead.
 
-        Until then workers are ahead by chunks that nobody held them back from, which hides every shard that opens late.
+        Until then nothing limits how far workers run ahead, which hides every late shard.
         """
         now = 0.0
         for _ in range(len(self.taken)):
@@ -201,14 +200,14 @@ class Loader:
         return now
 
     def ready(self) -> Array:
-        """When the next batch of each rank is complete, (W,)."""
+        """Return the time at which the next batch of each rank is complete, (W,)."""
         begin = np.maximum(self.done, self.taken[0][:, None])
         self.done = begin + self.chunk_seconds()
         return self.done.max(1)
 
     def chunk_seconds(self) -> Array:
-        """Of one chunk of every worker."""
-        # The mean of a chunk is exactly n / rate: the median-1 factor is brought to mean 1.
+        """Return the seconds of one chunk of every worker."""
+        # The mean of a chunk is exactly n / rate: the median-1 factor is rescaled to mean 1.
         factor = factors(self.draws, self.chunk_sigma, *self.shape) / math.exp(self.chunk_sigma**2 / 2)
         seconds = np.maximum(self.images / self.config.images_per_core * factor, self.read_seconds)
         self.left -= self.images
@@ -223,8 +222,8 @@ class Loader:
 
 
 def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
-    """When all ranks have the gradients of all, (W,): bucket b of n is ready when every rank is (b + 1)/n through
-    [start, end], and buckets travel one after the other."""
+    """Return the time at which each rank has all gradients, (W,). Bucket b of n is ready when every rank is (b + 1)/n
+    through [start, end]; buckets travel one after the other."""
     if ranks == 1:
         return end
     at = 0.0
@@ -234,12 +233,11 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
 
 
 def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> Simulated:
-    """Play `noise.steps` steps after a few that are not counted.
+    """Simulate `noise.steps` steps after a few uncounted ones.
 
-    Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
-    by bucket, and leave all ranks together; optimiser. FSDP2's begin to travel in the forward pass, DDP's in the
-    backward pass of the last micro-batch. The host is assumed to run ahead of the device, so a late batch shows when
-    the device needs it.
+    A step: wait for the batch; forward pass; PPCL; backward pass, during which gradients travel by bucket and reach all
+    ranks together; optimiser. FSDP2's begin in the forward pass, DDP's in the backward pass of the last micro-batch. The
+    host is assumed to run ahead of the device, so a late batch delays the step only when the device needs it.
     """
     local = config.global_batch_size // cluster.gpus
     draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
@@ -271,7 +269,7 @@ def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> 
     return Simulated(seconds, computing, {name: total / noise.steps for name, total in waits.items()})
 
 
-#: What stands in the first column, and how a plan and its simulation are shown.
+#: First column, and how a plan and its simulation are shown.
 ROWS: list[tuple[str, Callable[[RunPlan, Simulated], str]]] = [
     ("step without waits", lambda _, s: tables.span(s.ideal)),
     ("step by formula", lambda p, _: tables.span(p.seconds)),
@@ -287,8 +285,8 @@ ROWS: list[tuple[str, Callable[[RunPlan, Simulated], str]]] = [
 
 
 def build_parser() -> Parser:
-    """The flags of the simulation, then those of a plan."""
-    about = "Play the steps of a planned run through, event by event; see docs/benchmarks/planner.md."
+    """Build the parser: the flags of the simulation, then those of a plan."""
+    about = "Simulate the steps of a planned run, event by event; see docs/benchmarks/planner.md."
     parser = Parser(prog="simulate_steps.py", description=about)
     for section, config in {"noise": Noise, "plan": PlanConfig}.items():
         add_flags(parser, section, config)
@@ -307,7 +305,7 @@ def play(given: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0, or 2 after `error: ...`."""
+    """Run the command and return 0, or 2 after `error: ...`."""
     try:
         play(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
     except (ValueError, OSError) as error:

@@ -1,11 +1,10 @@
-"""PCME's studies (its figures 7, 8): uncertainty of erased images, of two mixed, of texts that lost words.
+"""PCME's studies (its figures 7, 8): uncertainty of erased images, of mixed images, of texts with missing words.
 
     python scripts/studies/uncertainty/ambiguity.py --model local-dir:runs/demo/model \\
         --data data/emoji/emojione.tar --output figures
 
-Strengths go from nothing to nearly all, and a stronger change contains the weaker one of the same input: the same cells
-and words and further ones. So every measured change is due to the strength alone. docs/studies/hierarchy.md shows the
-figure.
+Strengths rise from zero to nearly full. A stronger change contains the weaker one of the same input: the same cells and
+words and more, so only the strength differs. docs/studies/hierarchy.md shows the figure.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from prolip.measures import inclusion_test
 from prolip.utils.style import LOOKS, MUTED, panels, percent, styled, write
 from studies.papers.figures.paper import erase
 
-#: Share erased or dropped; of mixing, the weight of the second image, 0.5 being the most ambiguous.
+#: Share erased or dropped; for mixing, the weight of the second image, most ambiguous at 0.5.
 ERASED = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 MIXED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 DROPPED = (0.0, 0.2, 0.4, 0.6, 0.8)
-#: What a study changes, for its axis.
+#: Study -> label of its axis.
 CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
 BATCH = 128
 
@@ -47,8 +46,8 @@ BATCH = 128
 class Study(NamedTuple):
     """One kind of change.
 
-    strengths: (S,), the first 0, the original itself; uncertainty: (S, N); included: (S, N), H(original in changed),
-    NaN for points.
+    strengths: (S,), the first is 0, the original; uncertainty: (S, N); included: (S, N), H(original in changed), NaN
+    for points.
     """
 
     name: str
@@ -58,30 +57,30 @@ class Study(NamedTuple):
 
     @property
     def spearman(self) -> float:
-        """Rank correlation of uncertainty with strength within each input, their mean; 1: always rises."""
+        """Return the mean over inputs of the rank correlation of uncertainty with strength; 1: always rises."""
         rows = [spearmanr(self.strengths, x).statistic for x in self.uncertainty.T if np.ptp(x) > 0]
         return float(np.mean(rows)) if rows else float("nan")
 
     @property
     def risen(self) -> np.ndarray:
-        """(S,) share of the inputs that are more uncertain than they were."""
+        """Return the share of inputs more uncertain than their original, (S,)."""
         return (self.uncertainty > self.uncertainty[:1]).mean(1)
 
     @property
     def rate(self) -> np.ndarray:
-        """(S,) share of the inputs that the changed one includes, H > 0; NaN at strength 0."""
+        """Return the share of inputs included by the changed one, H > 0, (S,); NaN at strength 0."""
         rate = np.where(np.isnan(self.included).any(1), np.nan, (self.included > 0).mean(1))
         rate[0] = np.nan
         return rate
 
 
 def mix(pixels: Tensor, weight: float) -> Tensor:
-    """(1 - weight) x + weight y, y the next image, of the last the first; PCME figure 8: (B, 3, H, W)."""
+    """Return (1 - weight) x + weight y, y the next image, cyclic, (B, 3, H, W); PCME figure 8."""
     return torch.lerp(pixels, pixels.roll(-1, 0), weight)
 
 
 def drop_words(text: str, share: float, rng: np.random.Generator) -> str:
-    """The text without a share of its words, one at least left; which go first is drawn by rng."""
+    """Return the text without a share of its words, but at least one; rng draws the order."""
     words = text.split()
     order = rng.permutation(len(words))
     gone = set(order[: min(len(words) - 1, round(share * len(words)))].tolist())
@@ -89,18 +88,18 @@ def drop_words(text: str, share: float, rng: np.random.Generator) -> str:
 
 
 def long_caption(concept: Concept) -> str:
-    """A concept's name and keywords as one caption, which has words to lose."""
+    """Return a concept's name and keywords as one long caption."""
     words = dict.fromkeys(word for text in (concept.name, *concept.keywords) for word in text.split())
     return " ".join(words)
 
 
 def study_images(embedder: Embedder, corpus: Corpus, most: int = 256, seed: int = 0) -> dict[str, Study]:
-    """Erasing and mixing of at most `most` drawings, drawn by `seed`."""
+    """Study erasing and mixing of at most `most` drawings, chosen by `seed`."""
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.permutation(len(corpus.drawings))[:most])
     if len(rows) < 2:
-        raise ValueError(f"{len(rows)} drawings: mixing needs two; give more with --data")
-    rng.shuffle(rows)  # neighbours, that are mixed, show different things
+        raise ValueError(f"{len(rows)} drawings, but mixing needs two. Give more with --data")
+    rng.shuffle(rows)  # neighbours, which are mixed, show different things
     pixels = torch.stack([embedder.preprocess(corpus.drawings[i].image()) for i in rows])
 
     def erased(share: float) -> Tensor:
@@ -117,10 +116,10 @@ def study_images(embedder: Embedder, corpus: Corpus, most: int = 256, seed: int 
 
 
 def study_texts(embedder: Embedder, corpus: Corpus, most: int = 256, seed: int = 0) -> Study:
-    """Dropping words of at most `most` concepts' long captions, those of five words or more."""
+    """Study dropping words of at most `most` long captions with five words or more."""
     captions = [caption for caption in map(long_caption, corpus.concepts) if len(caption.split()) >= 5]
     if not captions:
-        raise ValueError("no concept has a name and keywords of five words: give shards with keywords")
+        raise ValueError("no concept has a name and keywords of five words. Give shards with keywords")
     chosen = [captions[i] for i in np.sort(np.random.default_rng(seed).permutation(len(captions))[:most])]
     found = []
     for share in DROPPED:
@@ -130,7 +129,7 @@ def study_texts(embedder: Embedder, corpus: Corpus, most: int = 256, seed: int =
 
 
 def study_of(name: str, embedder: Embedder, strengths: Sequence[float], found: Sequence[Gaussian]) -> Study:
-    """What the model's method reads off the Gaussians (N, D) of every strength, and the inclusion of the first."""
+    """Return the uncertainties of the Gaussians (N, D) of every strength, and the inclusion of the first."""
     uncertainty = np.stack([embedder.score.uncertainty(z).double().numpy() for z in found])
     if embedder.probabilistic:
         included = np.stack([inclusion_test(found[0], z).double().numpy() for z in found])
@@ -140,12 +139,12 @@ def study_of(name: str, embedder: Embedder, strengths: Sequence[float], found: S
 
 
 def encoded(embedder: Embedder, pixels: Tensor) -> Gaussian:
-    """Any number of images, some at a time."""
+    """Embed images in batches."""
     return concatenate([embedder.encode_image(part) for part in pixels.split(BATCH)])
 
 
 def format_study(study: Study) -> str:
-    """Its figures in words."""
+    """Format the metrics of a study as text."""
     lines = [
         f"{study.name}: {study.uncertainty.shape[1]} inputs, Spearman of uncertainty with strength"
         f" {study.spearman:+.3f}",
@@ -159,7 +158,7 @@ def format_study(study: Study) -> str:
 
 @styled
 def figure_of(named: Mapping[str, Sequence[Study]]) -> Figure:
-    """Uncertainty over that of the original (above) and inclusion of the original (below), a column for each change.
+    """Plot uncertainty relative to the original (above) and inclusion of the original (below), a column per change.
 
     named: the studies of each model; PCME figure 7.
     """
@@ -195,10 +194,10 @@ def figure_of(named: Mapping[str, Sequence[Study]]) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", action="append", required=True, help="a model with variances; once for each model")
-    add("--pretrained", metavar="FILE", help="weights file, OpenCLIP's tag, or random; of all models")
-    add("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings and texts are changed")
-    add("--select", metavar="RULE", help="which concepts, as of prolip eval emoji")
+    add("--model", action="append", required=True, help="model with variances; repeat for each model")
+    add("--pretrained", metavar="FILE", help="weights file, OpenCLIP's tag, or random, for all models")
+    add("--data", nargs="+", required=True, metavar="TAR", help="shards with the drawings and texts to change")
+    add("--select", metavar="RULE", help="concepts to use, as in prolip eval emoji")
     add("--inputs", type=int, default=256, metavar="N", help="change N drawings and N captions (default: 256)")
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
     add("--seed", type=int, default=0)
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for model in args.model:
         embedder = Embedder.load(model, args.pretrained, device=args.device)
         if not embedder.probabilistic:
-            raise SystemExit(f"{embedder.name} has no variances, and the studies are of them: give another model")
+            raise SystemExit(f"{embedder.name} has no variances. Give a model with variances")
         studies = [
             *study_images(embedder, corpus, args.inputs, args.seed).values(),
             study_texts(embedder, corpus, args.inputs, args.seed),

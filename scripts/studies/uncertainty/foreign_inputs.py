@@ -1,6 +1,6 @@
 """Inputs unlike the training data of a model of drawings, which novelty should detect.
 
-Photographs and sentences are those that scikit-image and scikit-learn ship, all else is drawn by a seed.
+Photographs and sentences come with scikit-image and scikit-learn; a seed generates the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-#: Of each kind, and pixels along a side.
+#: Inputs of each kind, and pixels along a side.
 COUNT, SIZE = 150, 64
 PHOTOGRAPHS = (
     "skimage/data/astronaut.png",
@@ -39,14 +39,14 @@ Numbers = np.random.Generator
 
 
 def pictures(seed: int = 0) -> dict[str, list[Image.Image]]:
-    """COUNT pictures of each kind, by its name."""
+    """Return COUNT images of each kind, by its name."""
     return {
         name: list(make(np.random.default_rng([seed, number]))) for number, (name, make) in enumerate(KINDS.items())
     }
 
 
 def photographs(numbers: Numbers) -> Iterator[Image.Image]:
-    """Squares cut out of photographs, a quarter of the shorter side or more."""
+    """Yield square crops of photographs, a quarter of the shorter side or more."""
     for place in np.resize(PHOTOGRAPHS, COUNT):
         package, _, path = place.partition("/")
         with Image.open(Path(import_module(package).__file__ or "").parent / path) as file:
@@ -57,7 +57,7 @@ def photographs(numbers: Numbers) -> Iterator[Image.Image]:
 
 
 def noise(numbers: Numbers) -> Iterator[Image.Image]:
-    """Normal, uniform and coarse noise in turn."""
+    """Yield normal, uniform and coarse noise in turn."""
     for number in range(COUNT):
         if number % 3 == 2:  # eight by eight colours, smoothed
             small = from_shares(numbers.random((8, 8, 3)))
@@ -68,7 +68,7 @@ def noise(numbers: Numbers) -> Iterator[Image.Image]:
 
 
 def blank(numbers: Numbers) -> Iterator[Image.Image]:
-    """One colour, or one that runs into another; the first are white, grey and black."""
+    """Yield single colours or gradients; the first are white, grey and black."""
     y, x = np.mgrid[-0.5 : 0.5 : SIZE * 1j, -0.5 : 0.5 : SIZE * 1j]
     for number in range(COUNT):
         first, second, angle = numbers.random(3), numbers.random(3), numbers.uniform(0, 2 * np.pi)
@@ -85,7 +85,7 @@ KINDS: dict[str, Callable[[Numbers], Iterator[Image.Image]]] = {
 
 
 def texts(own: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
-    """Texts of each kind, by name; own: known texts, whose words `shuffled` mixes."""
+    """Return texts of each kind, by name. own: known texts, whose words `shuffled` mixes."""
     numbers = random.Random(seed)
     words = [word for text in own for word in text.split()]
     lengths = [len(text.split()) for text in own]
@@ -100,7 +100,7 @@ def texts(own: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
 
 
 def sentences() -> list[str]:
-    """Six words at a time of what scikit-learn says of its data sets."""
+    """Return scikit-learn's descriptions of its data sets, six words at a time."""
     folder = Path(import_module("sklearn").__file__ or "").parent / "datasets/descr"
     found = []
     for file in sorted(folder.glob("*.rst")):
@@ -111,5 +111,5 @@ def sentences() -> list[str]:
 
 
 def from_shares(shares: np.ndarray) -> Image.Image:
-    """A picture of colours in [0, 1], (H, W, 3)."""
+    """Return an image from colours in [0, 1], (H, W, 3)."""
     return Image.fromarray((shares.clip(0, 1) * 255).round().astype(np.uint8))

@@ -1,11 +1,11 @@
-"""Shards without some of their keywords and subgroups, to ask a model about texts that it never saw.
+"""Shards without some of their keywords and subgroups, to test a model on unseen texts.
 
     python scripts/studies/uncertainty/hold_out_texts.py \\
         data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar \\
         --select "group=animals nature|food drink|travel places; subgroup!=time" --seed 0 --output runs/held0
 
-A fifth of the keywords and subgroups of the selected concepts, drawn by the seed, is taken out of every sample; names
-and groups stay. held.json beside the shards lists what was taken.
+The script removes a fifth of the keywords and subgroups of the selected concepts, drawn by the seed, from every sample.
+Names and groups stay. held.json next to the shards lists the removed texts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HELD = "held.json"
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("shards", nargs="+", type=Path, help="tar files of the layout of data/emoji")
+    add("shards", nargs="+", type=Path, help="tar files with the layout of data/emoji")
     add("--output", type=Path, required=True, help="folder for the new shards")
-    add("--select", help="which concepts the texts are drawn from; default: all")
-    add("--share", type=float, default=0.2, help="of the texts that are taken out (default: %(default)s)")
+    add("--select", help="concepts whose texts may be removed; default: all")
+    add("--share", type=float, default=0.2, help="share of texts to remove (default: %(default)s)")
     add("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     corpus = emoji.read(options.shards)
@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def draw_texts(corpus: emoji.Corpus, share: float, seed: int) -> set[str]:
-    """A share of the texts that are keywords or subgroups, and no names or groups."""
+    """Draw a share of the keywords and subgroups that are not also names or groups."""
     texts = {level: {text for concept in corpus.concepts for text in concept.captions(level)} for level in emoji.LEVELS}
     free = sorted((texts["keyword"] | texts["subgroup"]) - texts["name"] - texts["group"])
     return set(np.random.default_rng(seed).choice(free, round(share * len(free)), replace=False).tolist())
 
 
 def rewrite(shard: Path, to: Path, held: set[str]) -> None:
-    """The shard without these texts."""
+    """Write the shard without these texts."""
     with tarfile.open(shard) as old, tarfile.open(to, "w") as new:
         for member in old:
             data = old.extractfile(member).read()  # type: ignore[union-attr]

@@ -1,16 +1,16 @@
-"""How well uncertainty holds on designers that training never saw: docs/studies/new_designers.md.
+"""Quality of uncertainty on unseen designers, for docs/studies/new_designers.md.
 
     python scripts/studies/uncertainty/new_data.py train --out runs/new-data  # 15 runs of the demo, 8 minutes each
     python scripts/studies/uncertainty/new_data.py fit --out runs/new-data [--old runs/old]   # a minute each
     python scripts/studies/uncertainty/new_data.py tables --out runs/new-data --write docs/studies/new_designers.md
 
 train: the demo's recipe, with all of its designers, without one of them, and without a fifth of its keywords and
-subgroups (hold_out_texts.py), three seeds each. --models icons: scripts/recipes/icons.yaml, an hour each, whose shards
-scripts/corpora/build_icons.py makes. fit: fits the variances again and evaluates each model on drawings;
---old: a folder of the same runs by an earlier commit, whose own fit is evaluated too. tables: cells are means over
-seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts), the same draws for all.
-The table of labels: pairs of the fit with a part of their labels, as they were known, against how many there are.
-All choices were made on the bundled designers but EmojiOne; EmojiOne and the icons confirm them.
+subgroups (hold_out_texts.py), three seeds each. --models icons: scripts/recipes/icons.yaml, an hour each, with shards
+from scripts/corpora/build_icons.py. fit: fits the variances again and evaluates each model on drawings. --old: a folder
+of the same runs by an earlier commit, whose own fit is evaluated too. tables: cells are means over seeds with 95%
+intervals, by bootstrap over concepts (a drawing and its texts), the same draws for all.
+The table of labels: fits that know a part of the labels, against the true counts.
+All choices were made on the bundled designers except EmojiOne; EmojiOne and the icons confirm them.
 ECE: expected calibration error in 15 bins of equal mass.
 """
 
@@ -49,65 +49,65 @@ Arrays = dict[str, np.ndarray]
 SEEDS, BINS, DRAWS = (0, 1, 2), 15, 1000
 RECIPES = ROOT / "scripts/recipes"
 DESIGNERS = ("noto", "noto-v1", "twemoji", "fluent-emoji-flat", "fluent-emoji")
-#: Model -> designers' files that it is trained without, and those that it is asked about besides EmojiOne.
+#: Model -> files of designers excluded from training, and of those tested in addition to EmojiOne.
 MODELS: dict[str, tuple[str, ...]] = {
     "demo": (),
     "notwemoji": ("twemoji",),
     "nonoto": ("noto", "noto-v1"),
     "nofluent": ("fluent-emoji-flat", "fluent-emoji"),
 }
-#: Without texts; its shards are in the folder HELD of the seed.
+#: Model without some texts; its shards are in the folder HELD of the seed.
 HELD, NEW = "held", "emojione"
-#: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
+#: Tests of the demo only: a designer it has seen, and a style unlike its training data.
 SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
-#: A model of icons, and what it is asked about: two styles of a designer that it has not seen, and one that it has.
+#: Model of icons, and its tests: two styles of an unseen designer, and one of a seen designer.
 ICONS, ICON_STYLES = "icons", ("remixicon-line", "remixicon-fill", "phosphor-regular")
-#: Labels that the fit is given; columns of their table.
+#: Labels known to the fit; columns of their table.
 KNOWN = ("all", "70%", "40%", "one an image")
 LABELS = ("model", "labels known", "seeds", "count of known ones", "as if most were missing", "R", "target")
 WAYS = ("own", "alone", "gallery")
-#: What columns are called that an earlier fit has not.
+#: Words in the names of columns that an earlier fit lacks.
 LATER = ("doubt", "gallery", "inside")
 
 
 def shards(without: Sequence[str] = ()) -> str:
-    """The training's shards."""
+    """Return the training shards."""
     return f"data/emoji/{{{','.join(name for name in DESIGNERS if name not in without)}}}.tar"
 
 
 def recipe(model: str) -> Path:
-    """The settings of a model's training."""
+    """Return the recipe of a model."""
     return RECIPES / ("icons.yaml" if model == ICONS else "emoji-demo.yaml")
 
 
 def trained_on(model: str) -> dict[str, str]:
-    """The part `data` of a model's recipe."""
+    """Return the part `data` of a model's recipe."""
     return yaml.safe_load(recipe(model).read_text(encoding="utf-8"))["data"]
 
 
 def data_of(model: str, out: Path, seed: int) -> str:
-    """The training's shards of a run."""
+    """Return the training shards of a run."""
     if model == ICONS:
         return trained_on(model)["train_data"]
     return shards(MODELS[model]) if model != HELD else shards().replace("data/emoji", str(out / f"{HELD}{seed}"))
 
 
 def asked(model: str) -> list[str]:
-    """Designers that a model is asked about."""
+    """Return the designers that a model is tested on."""
     if model == ICONS:
         return list(ICON_STYLES)
     return [NEW, *MODELS.get(model, ()), *((SEEN, STYLE) if model == "demo" else ())]
 
 
 def drawings_of(model: str, designer: str) -> Corpus:
-    """The drawings that a model is tested on. Emoji are compared with all names of training, icons with their own."""
+    """Return the test drawings of a model. Emoji are compared with all names of training, icons with their own."""
     if model == ICONS:
         return gallery([f"data/icons/{designer}.tar"])
     return gallery([f"data/emoji/{designer}.tar"], trained_on(model)["select"], ["data/emoji/noto.tar"])
 
 
 def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
-    """The runs that are not there yet."""
+    """Train the missing runs."""
     from training.checkpoint.run_dir import is_finished
     from training.main import main as run_training
 
@@ -136,7 +136,7 @@ def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
 
 
 def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None) -> None:
-    """Fit each run's model again, and save what it says of each designer in `asked`."""
+    """Fit each run's model again, and save its evaluation on each designer in `asked`."""
     for seed in seeds:
         for model in models:
             run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
@@ -166,7 +166,7 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
 
 
 def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
-    """What a model says of drawings and texts, and what is true: arrays over drawings, or, with `text_`, over texts."""
+    """Return a model's predictions and the truth: arrays over drawings, or, with `text_`, over texts."""
     score, reader, texts = result.model_score, embedder.reader, result.text
     own = None if reader is None else reader.evidence(result.image.mean)
     clusters, units = result.clusters, score.units
@@ -208,7 +208,7 @@ def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
 
 
 def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -> Arrays:
-    """Whether the nearest other drawing is of another subgroup, and the signs that predict it."""
+    """Return whether the nearest other drawing has another subgroup, and the signs that predict it."""
     cosine = result.image.mean @ result.image.mean.T
     cosine.fill_diagonal_(-2)
     near = cosine.max(1)
@@ -225,7 +225,7 @@ def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -
 
 # --- labels that are missing ------------------------------------------------------------------------------------------
 def with_labels(pairs: Pairs, known: str, seed: int) -> tuple[Pairs, torch.Tensor]:
-    """Pairs of which a part is known, "all", "70%" or "one an image", and which rows of the texts they have."""
+    """Return pairs with a known part, "all", "70%" or "one an image", and the rows of their texts."""
     random = torch.Generator().manual_seed(seed)
     rank = torch.rand(len(pairs.image_of), generator=random)
     if known.endswith("%"):
@@ -240,7 +240,7 @@ def with_labels(pairs: Pairs, known: str, seed: int) -> tuple[Pairs, torch.Tenso
 
 
 def by_labels(out: Path) -> list[list[str]]:
-    """Rows of the table `labels`: the share of texts whose target is within a factor of two of all their labels."""
+    """Return the rows of the table `labels`: shares of texts whose target is within a factor of two of all labels."""
     rows = []
     for model in ("demo", ICONS):
         paths = sorted((out / "pairs").glob(f"{model}-s*.safetensors"))
@@ -264,45 +264,45 @@ def by_labels(out: Path) -> list[list[str]]:
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 def ece(probability: np.ndarray, true: np.ndarray) -> float:
-    """Expected calibration error in bins of equal mass."""
+    """Compute the expected calibration error in bins of equal mass."""
     parts = np.array_split(probability.argsort(kind="stable"), BINS)
     return float(sum(len(rows) * abs(probability[rows].mean() - true[rows].mean()) for rows in parts) / len(true))
 
 
 def within(x: Arrays, level: int | None = None) -> float:
-    """Share of the texts, true of any drawing, whose expected number is within a factor of two."""
+    """Return the share of texts, among those with a match, whose expected matches are within a factor of two."""
     kept = (x["text_true"] > 0) & ((x["text_level"] == level) if level is not None else True)
     right = np.abs(np.log(x["text_expected"][kept] / x["text_true"][kept])) <= np.log(2)
     return float(right.mean()) if len(right) else np.nan
 
 
 def by_level(name: str) -> Callable[[Arrays], float]:
-    """`within` the texts of a level."""
+    """Return `within` for the texts of a level."""
     return lambda x: within(x, LEVELS.index(name))
 
 
 def error(what: str, way: str) -> Callable[[Arrays], float]:
-    """`ece` of first captions, or of answers among the names."""
+    """Return `ece` of first captions, or of answers among the names."""
     return lambda x: ece(x[f"{what}_{way}"], x[f"{what}_true"])
 
 
 def finds(sign: str) -> Callable[[Arrays], float]:
-    """R-AUROC of a sign."""
+    """Return the R-AUROC of a sign."""
     return lambda x: auroc(x[f"by_{sign}"], x["wrong"])
 
 
 def held(x: Arrays) -> Arrays:
-    """Texts that were held out of the training, and fit any drawing."""
+    """Select the texts held out of training that match any drawing."""
     kept = x["text_held"] & (x["text_true"] > 0)
     return {name: value[kept] for name, value in x.items() if name.startswith("text_")}
 
 
 def rank(x: Arrays) -> float:
-    """Spearman of the traces of texts with the logarithm of how many concepts they are true of."""
+    """Compute Spearman's correlation of the traces of texts with the logarithm of their number of matching concepts."""
     return float(spearmanr(x["text_trace"], np.log(x["text_in_all"])).statistic)
 
 
-#: Table -> column -> figure.
+#: Table -> column -> metric.
 FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
     "probability": {
         f"{what}, {said}": error(kind, way)
@@ -329,7 +329,7 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
 }
 
 
-#: Column of the table of gains -> table, column of now and that of the earlier fit.
+#: Column of the table of gains -> table, current column, and column of the earlier fit.
 GAINS = {
     "first captions": ("probability", "first captions, with a gallery", "first captions, model's own"),
     "answers": ("probability", "answers, with a gallery", "answers, model's own"),
@@ -340,7 +340,7 @@ GAINS = {
 
 
 def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
-    """The drawings and texts of drawn concepts, as often as they were drawn."""
+    """Return the drawings and texts of sampled concepts, as often as they were sampled."""
     often, rows = np.bincount(concepts, minlength=int(x["size"])), {}
     for side, of in (("", x["concept"]), ("text_", x["text_concept"])):
         rows[side] = np.repeat(np.arange(len(of)), often[of])
@@ -351,7 +351,7 @@ def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
 
 
 def over_seeds(runs: Sequence[Arrays], draws: int, later: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Figures by table and column, the mean over seeds: of all drawings, then of every draw of concepts, (1 + draws,).
+    """Return metrics by table and column, means over seeds: of all drawings, then of each bootstrap draw, (1 + draws,).
 
     later: whether the fit has doubt and intervals.
     """
@@ -372,7 +372,7 @@ def over_seeds(runs: Sequence[Arrays], draws: int, later: bool) -> dict[str, dic
 
 
 def shown(values: np.ndarray | None, digits: int = 3) -> str:
-    """A figure and its interval; nothing for none."""
+    """Format a metric and its interval; empty for None."""
     if values is None:
         return ""
     low, high = np.nanquantile(values[1:], (0.025, 0.975)) if len(values) > 1 else (np.nan, np.nan)
@@ -380,7 +380,7 @@ def shown(values: np.ndarray | None, digits: int = 3) -> str:
 
 
 def tables(out: Path, draws: int) -> dict[str, list[str]]:
-    """The tables of the page by their name."""
+    """Return the tables of the page by name."""
     rows: dict[str, list[list[str]]] = {table: [] for table in (*FIGURES, "gains")}
     for model in (*MODELS, ICONS, HELD):
         name = {"demo": "demo", ICONS: ICONS, HELD: "without these texts"}.get(model)
@@ -412,12 +412,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("step", choices=("train", "fit", "tables"))
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
-    add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: fit their models again")
+    add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit, to fit again")
     add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
     every = [*MODELS, HELD]
     add("--models", nargs="+", choices=(*every, ICONS), default=every, metavar="MODEL", help="default: all but icons")
-    add("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
-    add("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    add("--draws", type=int, default=DRAWS, help="bootstrap draws (default: %(default)s)")
+    add("--write", type=Path, metavar="PAGE", help="page whose tables to replace")
     options = parser.parse_args(arguments)
     if options.step == "train":
         train(options.out, options.seeds, options.models)

@@ -1,15 +1,15 @@
-"""Whether refusal by risk keeps its bound, over random splits of an evaluation on an unseen designer.
+"""Check that refusal by risk keeps its bound, over random splits of an evaluation on an unseen designer.
 
     prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
     python scripts/studies/uncertainty/risk.py eval --risk 0.1 0.2 0.3
 
-Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
-texts, answered by their first drawing (`..._t2i`); an answer is right where the text is true of the drawing. One is
-chosen of all that the evaluation refuses by (`refusal/...`), the lead over the second, the share among the first 20.
-Half of the questions, drawn at random, find the threshold, and the other half is answered by it. Printed: the share of
-the splits in which anything is answered; of these the mean share of questions answered and of answers wrong; the share
-of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
-`prolip.search.risk_control.most_wrong`, which should be at most twice 1 - confidence.
+Queries are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
+texts, answered by their first drawing (`..._t2i`). An answer is correct if the pair matches. The confidence is chosen
+among all signs of the evaluation (`refusal/...`), the lead over the second, and the share among the first 20. A random
+half of the queries sets the threshold for the other half. The table shows the share of splits with any answer; in these
+the mean share of answered queries and of wrong answers; the share of splits with more wrong answers than the risk,
+which includes chance in the second half; and the share with more than `prolip.search.risk_control.most_wrong`, which
+should be at most twice 1 - confidence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prolip.search.risk_control import find_threshold, most_wrong
 
 
 def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
-    """Of each case its name, confidences in the first answers by name, and whether these are wrong."""
+    """Yield the name of each case, confidences in the first answers by name, and a mask of wrong answers."""
     for name, ranking, signs in uncertainty.cases(result):
         gallery, _, way = name.partition("_")
         scores = result.score.pairwise(result.image, result.galleries[gallery][0]).double()
@@ -35,12 +35,12 @@ def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray]
         scaled = result.score.scaled(near)
         if scaled is not None:
             found["share"] = (scaled[:, 0] - scaled.logsumexp(1)).numpy()
-        asked = ranking.answerable.numpy()  # a text of no drawing has no right answer, and is asked of nobody
+        asked = ranking.answerable.numpy()  # a text of no drawing has no correct answer, and is skipped
         yield name, {key: x[asked] for key, x in found.items()}, (~ranking.hit(1)).double().numpy()[asked]
 
 
 def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
-    """A row of the table: over the splits."""
+    """Format a row of the table, over the splits."""
     rows, delta = [], 1 - args.confidence
     for seed in range(args.splits):
         known, new = np.array_split(np.random.default_rng(seed).permutation(len(wrong)), 2)
@@ -62,9 +62,9 @@ def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out of the corpus's evaluation wrote")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="--output folder of prolip eval emoji")
     parser.add_argument("--risk", nargs="+", type=float, default=[0.1, 0.2, 0.3])
-    parser.add_argument("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
+    parser.add_argument("--confidence", type=float, default=0.9, help="confidence of the bound (default: 0.9)")
     parser.add_argument("--splits", type=int, default=100)
     args = parser.parse_args()
     print(

@@ -4,9 +4,9 @@
         --paper runs/study/paper-s{0,1,2} --ours runs/study/likelihood-s{0,1,2} \\
         --frozen runs/study/siglip-s{0,1,2} --held runs/study/held-s{0,1,2}
 
-Each argument is a run folder of `training.main`, one for each seed: of the paper's loss, of the method likelihood, of
-SigLIP's loss, and of SigLIP's loss on the shards that `hold_out_texts.py` wrote. To the frozen models of the last
-two everything else is fitted: ours after training and ten baselines. Cells: the mean, and each seed in brackets.
+Each argument is a run folder of `training.main`, one per seed: of the paper's loss, of the method likelihood, of
+SigLIP's loss, and of SigLIP's loss on the shards of `hold_out_texts.py`. Our fit after training and ten baselines are
+fitted to the frozen models of the last two. Cells: the mean, and each seed in brackets.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from studies.uncertainty.foreign_inputs import pictures, texts
 from studies.uncertainty.subjects import Subject, Trained, baselines, fitted, trained
 
 NAN = float("nan")
-#: What is refused by more than its variances.
+#: Subjects that refuse by more signs than their variances.
 OURS = ("likelihood", "prolip.uncertainty")
 GAINS = ("AUROC i2t", "AURC i2t", "AUROC t2i", "AURC t2i")
-#: Values of every column of a table, for one subject.
+#: Column -> value of a table, for one subject.
 Row = dict[str, float]
 
 
@@ -55,16 +55,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--paper", nargs="*", default=[], metavar="RUN", help="runs by the paper's loss")
     add("--ours", nargs="*", default=[], metavar="RUN", help="runs by the method likelihood")
-    add("--frozen", nargs="*", default=[], metavar="RUN", help="runs by SigLIP's loss, which all else is fitted to")
-    add("--held", nargs="*", default=[], metavar="RUN", help="the same without some texts")
+    add(
+        "--frozen",
+        nargs="*",
+        default=[],
+        metavar="RUN",
+        help="runs by SigLIP's loss, for fitting ours and the baselines",
+    )
+    add("--held", nargs="*", default=[], metavar="RUN", help="runs by SigLIP's loss without some texts")
     add("--baselines", nargs="*", default=list(BASELINES), choices=list(BASELINES))
-    add("--seed", type=int, default=0, help="of what is fitted")
+    add("--seed", type=int, default=0, help="seed of the fits")
     return parser.parse_args(arguments)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
 def of_texts(subject: Subject) -> Row:
-    """How a text's uncertainty relates to the number of drawings that it is true of."""
+    """Relate the uncertainty of texts to their number of matching drawings."""
     result, u = subject.result, subject.text
     if u is None:
         return {}
@@ -78,21 +84,21 @@ def of_texts(subject: Subject) -> Row:
 
 
 def minus_s_r2(u: np.ndarray, hit: np.ndarray) -> float:
-    """-S R^2 (GroVE): S of Spearman, R^2 of a line, both of R@1 over ten bins of uncertainty."""
+    """Compute -S R^2 (GroVE): Spearman's S and R^2 of a line, both of R@1 over ten bins of uncertainty."""
     bins = by_decile(u, hit)
     line = linregress(np.arange(len(bins.value)), bins.value)
     return float(-bins.spearman_bins * line.rvalue**2)
 
 
 def of_counts(subject: Subject) -> Row:
-    """Expected against true numbers of matches; `factor`: the median of the larger over the smaller."""
+    """Compare expected with true numbers of matches; `factor`: the median of the larger over the smaller."""
     metrics = subject.result.metrics
     wanted = {"within 2": "matches/within_factor_2", "factor": "matches/median_factor"}
     return {name: metrics[key] for name, key in wanted.items() if key in metrics}
 
 
 def of_refusal(subject: Subject) -> Row:
-    """Wrong first places among the names: told by the drawing, the text, both; by nearest neighbours among drawings."""
+    """Predict wrong first names by the drawing, the text, or both, and wrong nearest drawings."""
     result, row = subject.result, {}
     i2t, t2i = result.rankings["names"]
     wrong, missed = (~x.hit(1).bool().numpy() for x in (i2t, t2i))
@@ -106,7 +112,7 @@ def of_refusal(subject: Subject) -> Row:
 
 
 def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
-    """Rows of a model's signs beside its variances: top score, novelty at both ends of the tower, all of it."""
+    """Return rows for a model's other signs: top score, novelty at both ends of the tower, all signs together."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
     titles = {
@@ -130,7 +136,7 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
 
 
 def left_open(result: CorpusResult, level: str) -> np.ndarray:
-    """Entropy in nats of the answer among the texts of a level, for each drawing."""
+    """Return the entropy in nats of the answer among the texts of a level, for each drawing."""
     units, rows = result.model_score.units, np.flatnonzero(result.table.text_level == LEVELS.index(level))
     assert units is not None
     nats = units.code_length(result.image.mean @ result.text.select(rows).mean.mT)
@@ -138,7 +144,7 @@ def left_open(result: CorpusResult, level: str) -> np.ndarray:
 
 
 def refused(metrics: dict[str, float], by: str) -> Row:
-    """Mistakes among the names in both ways, refused by one sign."""
+    """Return the errors among the names in both directions, refused by one sign."""
     return {
         f"{figure} {way}": metrics[f"refusal/names_{way}/{by}/{figure.lower()}"]
         for figure in ("AUROC", "AURC")
@@ -147,7 +153,7 @@ def refused(metrics: dict[str, float], by: str) -> Row:
 
 
 def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:
-    """Nats of foreign pictures, by kind and end of the tower."""
+    """Return the novelty in nats of foreign images, by kind and end of the tower."""
     embedder, out = subject.embedder, {}
     assert embedder.novelty is not None
     for kind, found in pictures().items():
@@ -157,7 +163,7 @@ def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:
 
 
 def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
-    """AUROC of foreign texts against own ones by novelty, for both ends of the tower."""
+    """Compute the AUROC of foreign texts against own ones by novelty, for both ends of the tower."""
     embedder = subject.embedder
     if embedder.text_novelty is None:
         return {}
@@ -173,13 +179,13 @@ def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
 
 
 def neighbours(result: CorpusResult, u: np.ndarray) -> float:
-    """R-AUROC of drawings by subgroup."""
+    """Compute the R-AUROC of drawings by subgroup."""
     subgroups = [result.corpus.concepts[drawing.concept].subgroup for drawing in result.corpus.drawings]
     return recall_auroc(result.image, np.array(subgroups), u)["R-AUROC"]
 
 
 def of_foreign(subject: Subject) -> Row:
-    """AUROC of foreign inputs against the corpus's own."""
+    """Compute the AUROC of foreign inputs against the corpus's own."""
     preprocess, row = subject.embedder.preprocess, {}
     if subject.image is not None:
         for kind, found in pictures().items():
@@ -192,14 +198,14 @@ def of_foreign(subject: Subject) -> Row:
 
 
 def against(foreign: np.ndarray | None, own: np.ndarray) -> float:
-    """AUROC of the foreign against the own."""
+    """Compute the AUROC of foreign against own inputs."""
     if foreign is None:
         return NAN
     return auroc(np.concatenate([foreign, own]), np.arange(len(foreign) + len(own)) < len(foreign))
 
 
 def of_retrieval(subject: Subject) -> Row:
-    """Retrieval by the model's own score, in percent, and how well its probabilities are kept (ECE)."""
+    """Measure retrieval by the model's own score, in percent, and the calibration of its probabilities (ECE)."""
     keys = {
         "captions i2t": "captions/i2t/mAP@R",
         "captions t2i": "captions/t2i/mAP@R",
@@ -213,14 +219,15 @@ def of_retrieval(subject: Subject) -> Row:
 
 
 def match_ece(subject: Subject) -> float:
-    """Expected calibration error of the probability that the text in the first place is true of a drawing."""
+    """Compute the expected calibration error of the probability that the first text matches a drawing."""
     found = reliabilities(subject.result, "captions").get("calibration/match_i2t")
     return NAN if found is None else found.ece
 
 
 def answer_ece(subject: Subject) -> float:
-    """Expected calibration error of the probability that the name in a drawing's first place is the right one of all:
-    a softmax of the logits, or of the cosines where a model has units.
+    """Compute the expected calibration error of the probability that the first name is correct among all.
+
+    The probability is a softmax of the logits, or of the cosines if a model has units.
     """
     result = subject.result
     found = result.metrics.get("refusal/names_i2t/answer/ece")
@@ -231,7 +238,7 @@ def answer_ece(subject: Subject) -> float:
 
 
 def of_kept_out(subject: Subject, run: Trained) -> Row:
-    """Rank correlation of uncertainty and log n over the texts that the model never saw."""
+    """Compute the rank correlation of uncertainty and log n over the unseen texts."""
     if subject.text is None:
         return {}
     rows = np.isin(subject.result.table.texts, run.kept_out)
@@ -254,7 +261,7 @@ TABLES: dict[str, tuple[tuple[Callable[[Subject], Row], ...], tuple[str, ...]]] 
 
 
 class Table:
-    """Values by subject, column and seed."""
+    """A table of values by subject, column and seed."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, list[float]]] = {}
@@ -264,7 +271,7 @@ class Table:
             self.values.setdefault(name, {}).setdefault(column, []).append(value)
 
     def lines(self, columns: Iterable[str]) -> list[str]:
-        """Markdown, a row for each subject that has one of the columns."""
+        """Format as Markdown, a row for each subject with one of the columns."""
         columns = list(columns)
         out = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
         for name, found in self.values.items():
@@ -274,7 +281,7 @@ class Table:
 
 
 def subjects(options: argparse.Namespace) -> Iterable[Subject]:
-    """All compared subjects, a few at a time."""
+    """Yield all compared subjects, a few at a time."""
     for name in ("paper", "ours"):
         for folder in getattr(options, name):
             yield trained({"paper": "the paper's loss", "ours": "likelihood"}[name], Trained(folder))
@@ -317,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def gained(by_cosine: CorpusResult, result: CorpusResult) -> list[str]:
-    """Changes by refusing by all signs, in GAINS, with intervals from the same draws."""
+    """Compute the changes in GAINS from refusing by all signs, with intervals from the same draws."""
     keys = [f"refusal/names_{way}/{{}}/{figure.lower()}" for figure, way in map(str.split, GAINS)]
     first, second = by_cosine.statistics, result.statistics
     if keys[0].format("all") not in second:
@@ -327,7 +334,7 @@ def gained(by_cosine: CorpusResult, result: CorpusResult) -> list[str]:
 
 
 def differences(statistics: dict[str, list[dict[str, Statistic]]]) -> list[str]:
-    """Paired intervals of the two trained methods, seed by seed, in points."""
+    """Compute paired intervals of the two trained methods, seed by seed, in points."""
     keys = ("captions/i2t/mAP@R", "captions/t2i/mAP@R", "names/i2t/R@1", "names/t2i/R@1")
     out = [f"| seed | {' | '.join(keys)} |", "|---|---|---|---|---|"]
     for seed, (first, second) in enumerate(zip(statistics["the paper's loss"], statistics["likelihood"])):

@@ -26,12 +26,12 @@ from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig
 from studies.uncertainty.baselines import BASELINES
 
-#: Uncertainty of Gaussians of a side ("image", "text"), (N,); None where a method knows no such thing.
+#: Uncertainty of Gaussians of a side ("image", "text"), (N,); None if a method has none.
 Ask = Callable[[str, Gaussian], "np.ndarray | None"]
 
 
 class Trained:
-    """A run of `training.main`: its model, the pairs that it was trained on, and the corpus that it is asked about."""
+    """A run of `training.main`: its model, its training pairs, and its test corpus."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -44,14 +44,14 @@ class Trained:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Drawings of a designer not seen in training."""
+        """Return the drawings of an unseen designer."""
         asked = self.config["val"]
         drawings = [source.removeprefix("emoji:") for source in asked["val_data"]]
         return gallery(drawings, asked["val_select"], [asked["val_names"]] if asked["val_names"] else None)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """All training drawings with all their captions, and the empty text."""
+        """Return all training drawings with all their captions, and the empty text."""
         data = self.config["data"]
         config = DataConfig(**{key: data[key] for key in ("train_data", "caption_sampling", "select")})
         embedder = self.embedder
@@ -64,19 +64,19 @@ class Trained:
 
     @property
     def kept_out(self) -> list[str]:
-        """Texts that `scripts/studies/uncertainty/hold_out_texts.py` took out of its shards."""
+        """Return the texts that `scripts/studies/uncertainty/hold_out_texts.py` removed from its shards."""
         folder = Path(self.config["data"]["train_data"]).parent
         return json.loads((folder / "held.json").read_text(encoding="utf-8"))
 
     @property
     def seconds(self) -> float:
-        """Of training, as the last line of the log has it."""
+        """Return the seconds of training, from the last line of the log."""
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [line["seconds"] for line in map(json.loads, lines) if "seconds" in line][-1]
 
 
 class Subject:
-    """An uncertainty of a model, on the corpus. ask: what it says of Gaussians; fit: the seconds that it took."""
+    """An uncertainty of a model on the corpus. ask: the uncertainty of Gaussians; fit: seconds of fitting."""
 
     def __init__(self, name: str, embedder: Embedder, result: CorpusResult, ask: Ask, fit: float = float("nan")):
         self.name, self.embedder, self.result, self.ask, self.fit = name, embedder, result, ask, fit
@@ -84,14 +84,14 @@ class Subject:
 
 
 def trained(name: str, run: Trained) -> Subject:
-    """A model with its own uncertainty and score."""
+    """Return a model with its own uncertainty and score."""
     result = evaluate_corpus(run.embedder, run.corpus)
     ask: Ask = lambda _, z: result.uncertainty(z) if result.probabilistic else None  # noqa: E731
     return Subject(name, run.embedder, result, ask, run.seconds)
 
 
 def fitted(name: str, run: Trained, seed: int) -> Subject:
-    """A frozen model with variances by `prolip.uncertainty`."""
+    """Return a frozen model with variances by `prolip.uncertainty`."""
     with TemporaryDirectory() as folder:
         pairs, start = run.pairs, time.perf_counter()
         attach(run.model, None, None, pairs, LikelihoodConfig(), folder, seed)
@@ -102,7 +102,7 @@ def fitted(name: str, run: Trained, seed: int) -> Subject:
 
 
 def baselines(run: Trained, seed: int, names: list[str]) -> Iterator[Subject]:
-    """A frozen model with others' uncertainties, ranked by the cosine."""
+    """Yield a frozen model with each baseline's uncertainty, ranked by the cosine."""
     pairs, result = run.pairs, evaluate_corpus(run.embedder, run.corpus, similarity="mean")
     for name in names:
         start = time.perf_counter()

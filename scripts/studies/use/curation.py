@@ -4,9 +4,9 @@
     python scripts/studies/use/curation.py --out runs/curation-icons --corpus icons --write docs/studies/curation.md
 
 All captions of 30% of the samples are exchanged, by shard. A model by SigLIP's loss, trained on other designers'
-drawings, scores them (`prolip curate`); kept is what fits better than an average pair of its batch, a rule
-that knows of no share. That model then goes on with all samples, with those that are kept, and with the right ones
-alone, for each seed; evaluated on a designer that none has seen. A run that has ended is not trained again.
+drawings, scores them (`prolip curate`). The rule keeps pairs that score higher than an average pair of their batch, and
+does not use the share of 30%. That model is then fine-tuned on all samples, on the kept ones, and on the correct ones
+only, for each seed, and evaluated on an unseen designer. Finished runs are kept.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ from studies.methods import study
 
 WRONG = 0.3
 RULE = "mismatch: normalised_score < 0"
-#: What is exchanged: every text of a sample.
+#: Exchanged fields: every text of a sample.
 TEXTS = ("name", "keywords", "subgroup", "group")
-#: Rows of the table: which shards are trained on, below the folder of the study.
+#: Rows of the table -> training shards, in the folder of the study.
 VARIANTS = {"all": "noisy", "kept": "kept", "right": "right"}
 KEYS = ("names/rsum", "captions/i2t/mAP@R", "captions/t2i/mAP@R")
 MARK = "curation {}"
 
 
 def exchange(folder: Path, shards: str, select: str | None, wrong: float, seed: int = 0) -> None:
-    """Write the selected samples of the shards twice: to noisy/ with all captions of a share of them exchanged, whose
-    JSON then has "wrong": true, and to right/ the others alone.
+    """Write the selected samples to noisy/, with all captions of a share exchanged, and the unchanged ones to right/.
+
+    The JSON of an exchanged sample has "wrong": true.
     """
     chosen = Selector.parse(select)
     for url in expand_source(shards):
@@ -79,7 +80,7 @@ def exchange(folder: Path, shards: str, select: str | None, wrong: float, seed: 
 
 
 def derangement(rows: Sequence[int], generator: random.Random) -> list[int]:
-    """The rows in a random order in which none keeps its place (a random cycle)."""
+    """Return the rows in a random order in which none keeps its place (a random cycle)."""
     order = list(rows)
     generator.shuffle(order)
     following = dict(zip(order, order[1:] + order[:1]))
@@ -87,7 +88,7 @@ def derangement(rows: Sequence[int], generator: random.Random) -> list[int]:
 
 
 class Curation:
-    """The study's folder. options: as `parse` gives them."""
+    """The study in its folder. options: from `parse`."""
 
     def __init__(self, options: argparse.Namespace):
         self.folder, self.corpus, self.seeds = options.out.resolve(), options.corpus, options.seeds
@@ -110,11 +111,11 @@ class Curation:
 
     @property
     def model(self) -> Path:
-        """The model that scores and is trained further."""
+        """Return the folder of the model that scores and is fine-tuned."""
         return self.folder / f"{study.BACKBONE}-s0" / "model"
 
     def curate(self) -> None:
-        """Exchange captions, score the samples, keep those that fit."""
+        """Exchange captions, score the samples, and select those with a good score."""
         data, scores = self.folder / "noisy", self.folder / "curated"
         if not data.exists():
             exchange(self.folder, study.DESIGNERS[self.corpus][1], self.select, WRONG)
@@ -126,11 +127,11 @@ class Curation:
         ]
         for command in commands:
             if prolip_command(["curate", *command]):
-                sys.exit("error: curation failed, see above")
+                sys.exit("error: curation failed. See the message above")
 
     @property
     def trainings(self) -> dict[str, Any]:
-        """The study as a sweep."""
+        """Return the study as a sweep."""
         start = f"--pretrained {self.model} --method siglip --warmup {max(1, self.steps // 8)} --save-frequency 0"
         flags = f"--max-steps {self.steps} {start} {study.FINE_TUNING} {self.flags}"
         variants = {name: f"--train-data {self.folder / place}" for name, place in VARIANTS.items()}
@@ -143,7 +144,7 @@ class Curation:
         sweep.train_all(self.trainings, list(VARIANTS), self.folder, self.jobs)
 
     def found(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Which samples have a wrong caption, which are kept, and every figure."""
+        """Return masks of samples with a wrong caption and of kept samples, and every signal."""
         wrong, kept, figures = [], [], {name: [] for name in MEANINGS}
         for path in sorted((self.folder / "curated/scores").glob("*.parquet")):
             wrong += [json_record(raw)["wrong"] for raw in read_shard(read_table(path).note["shard"])]
@@ -154,7 +155,7 @@ class Curation:
         return np.array(wrong), np.concatenate(kept), {k: np.concatenate(v) for k, v in figures.items() if v}
 
     def tables(self) -> list[str]:
-        """AUROC of every figure, and what training gains."""
+        """Return the AUROC of every signal, and the gains of training."""
         wrong, kept, figures = self.found()
         rows = [
             [f"`{name}`", f"{roc_auc_score(~wrong, values):.3f}"]
@@ -192,12 +193,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the study")
     add("--corpus", choices=list(study.RECIPES), default="emoji")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
-    add("--steps", type=int, default=300, help="of every training (default: %(default)s)")
+    add("--steps", type=int, default=300, help="steps of every training (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    add("--flags", default="", help="further flags of every training, as one text")
-    add("--backbone-flags", default="", help="the same of the backbone's")
+    add("--flags", default="", help="additional flags of every training, as one text")
+    add("--backbone-flags", default="", help="additional flags of the backbone's training")
     add("--tables-only", action="store_true", help="train nothing")
-    add("--write", type=Path, metavar="PAGE", help="page whose table is replaced; without, it is printed")
+    add("--write", type=Path, metavar="PAGE", help="page whose table to replace; default: print it")
     options = parser.parse_args(arguments)
     if options.jobs < 1 or options.steps < 2:
         parser.error("give --jobs of 1 or more and --steps of 2 or more")
@@ -205,7 +206,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, then make the table."""
+    """Train the missing runs, then write the table."""
     options = parse(arguments)
     curation = Curation(options)
     if not options.tables_only:

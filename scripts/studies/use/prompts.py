@@ -2,9 +2,9 @@
 
     python scripts/studies/use/prompts.py --runs runs/study --methods prolip pcmepp likelihood --seeds 0 1 2
 
-Classes are the subgroups of EmojiOne, prompts OpenCLIP's 80 or the corpus's 4. No drawing is scored by a choice that it
-had a part in: one half of the drawings chooses for the other. Intervals are by paired bootstrap over drawings, the same
-for all seeds. Embeddings are kept below --work; models that are not there yet are left out, which the tables say.
+Classes are the subgroups of EmojiOne, prompts OpenCLIP's 80 or the corpus's 4. One half of the drawings chooses for the
+other, so no drawing influences its own score. Intervals are by paired bootstrap over drawings, with the same draws for
+all seeds. Embeddings are saved in --work. The tables name missing models and skip them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from prolip.utils.outputs import replacing
 ROOT = Path(__file__).resolve().parents[3]
 DESIGNER = "data/emoji/emojione.tar"
 CHOICES = {"80": [template("{}") for template in OPENAI_IMAGENET_TEMPLATES], "4": list(DRAWINGS)}
-#: Global top-K is of K that the other half chooses, the same for all classes; the rest are rules of --prompts.
+#: Global top-K has one K for all classes, chosen by the other half; the rest are rules of --prompts.
 TOP = "top-K"
 RULES = ["all", "below:1", TOP, "best", "bprw", "bprw:5", "bprw:9", "bprw:5,prior=trace"]
 FIGURES, DRAWS = ("acc1", "mean_per_class_recall"), 1000
 
 
 def features_of(model: Path, dataset_folder: Path, work: Path) -> Features:
-    """Images and all prompts (C, T, D) of a model, embedded once."""
+    """Embed the images and all prompts (C, T, D) with a model, once."""
     dataset, embedder = open_wds(dataset_folder), Embedder.load(f"local-dir:{model}")
     features = image_features(dataset, embedder, FeatureStore(work / "features"))
     file = work / "prompts" / f"{dataset_folder.name}-{embedder.fingerprint}.pt"
@@ -59,7 +59,7 @@ def features_of(model: Path, dataset_folder: Path, work: Path) -> Features:
 
 
 def top_everywhere(features: Features) -> tuple[PromptRule, Statistic]:
-    """Global top-K with the K of most hits in the other half: the rule of one half, and hits."""
+    """Return global top-K with the K of most hits in the other half: the rule of one half, and the hits."""
     prompts, labels, score = features.prompts, own_labels(features), features.model.scored_by()
     assert prompts is not None
     rules = [PromptRule("certain", k) for k in range(1, prompts.mean.shape[1] + 1)]
@@ -71,13 +71,13 @@ def top_everywhere(features: Features) -> tuple[PromptRule, Statistic]:
     hit, first = torch.stack(hits), halves(features.keys, labels)
     own, best = torch.empty(len(labels), dtype=torch.bool), 0
     for half in (first, ~first):
-        best = int(hit[:, ~half].sum(1).flip(0).argmax())  # of equal ones the larger K
+        best = int(hit[:, ~half].sum(1).flip(0).argmax())  # the larger K of equal ones
         own[half] = hit[len(rules) - 1 - best, half]
     return rules[len(rules) - 1 - best], mean_of(own, "images")
 
 
 def statistics_of(features: Features, word: str) -> dict[str, Statistic]:
-    """The figures of a rule as functions of the drawings."""
+    """Return the metrics of a rule as functions of the drawings."""
     if word == TOP:
         return {"acc1": top_everywhere(features)[1]}
     rule, score = PromptRule.parse(word), features.model.scored_by()
@@ -89,13 +89,13 @@ def statistics_of(features: Features, word: str) -> dict[str, Statistic]:
 
 
 def mean_interval(parts: Sequence[Statistic], less: Sequence[Statistic] = ()) -> Interval:
-    """The mean over seeds, minus that of others, on the same draws."""
+    """Return the interval of the mean over seeds, minus the mean of `less`, on the same draws."""
     terms = [(1 / len(parts), part) for part in parts] + [(-1 / len(less), part) for part in less]
     return intervals({"mean": combine(terms)}, DRAWS)["mean"]
 
 
 def rows_of(subjects: Sequence[Features], rules: Sequence[str]) -> Iterator[str]:
-    """A row per rule: figures over seeds, and their differences to the first rule."""
+    """Yield a row per rule: metrics over seeds, and their differences to the first rule."""
     found: dict[str, list[dict[str, Statistic]]] = {}
     for word in rules:
         found[word] = own = [statistics_of(one, word) for one in subjects]
@@ -113,11 +113,11 @@ def rows_of(subjects: Sequence[Features], rules: Sequence[str]) -> Iterator[str]
 
 
 def why(features: Features) -> list[float]:
-    """Evidence in the likelihoods, as means over classes with five labelled images each.
+    """Measure the evidence in the likelihoods, as means over classes with five labelled images each.
 
-    The share of log T that the entropy of weights is, for bprw:5 and bprw; the squared distance of prompts' means to
+    Returns the entropy of weights as a share of log T, for bprw:5 and bprw; the squared distance of prompts' means to
     their middle; the trace of a prompt, and its spread (standard deviation over the mean) in a class; the squared
-    distance from a point to the middle; log likelihood ratios of a point, standard deviation over the prompts in nats.
+    distance from a point to the middle; and the standard deviation over the prompts of a point's log likelihood, nats.
     """
     prompts, labels, score = features.prompts, own_labels(features), features.model.scored_by()
     assert prompts is not None
@@ -149,12 +149,18 @@ def why(features: Features) -> list[float]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="of scripts/studies/methods/study.py")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/study"), help="runs of scripts/studies/methods/study.py"
+    )
     parser.add_argument("--methods", nargs="+", default=["prolip", "pcmepp", "likelihood"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--prompts", nargs="+", choices=list(CHOICES), default=list(CHOICES), help="how many")
-    parser.add_argument("--rules", nargs="+", default=RULES, help="of --prompts, and top-K; the first is compared with")
-    parser.add_argument("--work", type=Path, default=Path("runs/study/prompts"), help="for test sets and embeddings")
+    parser.add_argument("--prompts", nargs="+", choices=list(CHOICES), default=list(CHOICES), help="numbers of prompts")
+    parser.add_argument(
+        "--rules", nargs="+", default=RULES, help="rules of --prompts, and top-K; the first is the reference"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/study/prompts"), help="folder for test sets and embeddings"
+    )
     return parser.parse_args(arguments)
 
 
@@ -171,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             there = [seed for seed, model in models.items() if (model / "config.json").exists()]
             if not there:
                 print(
-                    f"no model of {method} in {args.runs}: train it with scripts/studies/methods/study.py\n",
+                    f"no model of {method} in {args.runs}. Train it with scripts/studies/methods/study.py\n",
                     file=sys.stderr,
                 )
                 continue

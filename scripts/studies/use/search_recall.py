@@ -1,11 +1,11 @@
-"""Whether exact search ranks as brute force does on a model's own Gaussians, for every text and every drawing.
+"""Check that exact search ranks as brute force does on a model's own Gaussians, for every text and drawing.
 
     prolip eval emoji --model local-dir:runs/demo/model --data data/icons/lucide.tar --output icons
     python scripts/studies/use/search_recall.py icons
 
-Each text looks for its 10 drawings and each drawing for its 10 texts by every score: csd and the cosine of means by
-flat search, elk by buckets, the model's own by what serves it. Beside them all pairs are scored in float64 and sorted,
-equal scores by rising row. Ends with 1 where one order differs.
+Each text searches for 10 drawings and each drawing for 10 texts by every score: csd and the cosine of means by flat
+search, elk by buckets, the model's own score by its own kind of search. Brute force scores all pairs in float64 and
+sorts them, equal scores by rising row. Exit code 1 if any order differs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from prolip.methods import find_score
 from prolip.scores import Score, Side
 from prolip.search.index import Part, SearchIndex
 
-#: Queries that are scored against everything at a time.
+#: Queries scored against all rows at a time.
 STEP = 64
 
 
 def built(folder: Path, score: Score, z: Gaussian, side: Side, rows: int) -> SearchIndex:
-    """An index on disk, in several chunks."""
+    """Build an index on disk, in several chunks."""
     index = SearchIndex.create(folder, score, z.mean.shape[1], side=side)
     keys = [{"key": str(row)} for row in range(len(z.mean))]
     parts = (slice(start, start + rows) for start in range(0, len(keys), rows))
@@ -40,7 +40,7 @@ def built(folder: Path, score: Score, z: Gaussian, side: Side, rows: int) -> Sea
 
 
 def brute_force(score: Score, queries: Gaussian, z: Gaussian, side: Side, k: int) -> Iterator[Tensor]:
-    """The first k rows of each query, all pairs scored in float64."""
+    """Yield the first k rows of each query, with all pairs scored in float64."""
     z = z.to(torch.float64)
     for start in range(0, len(queries.mean), STEP):
         some = queries.select(slice(start, start + STEP)).to(torch.float64)
@@ -51,10 +51,12 @@ def brute_force(score: Score, queries: Gaussian, z: Gaussian, side: Side, k: int
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out of the corpus's evaluation wrote")
-    parser.add_argument("--scores", nargs="+", default=["csd", "mean", "elk"], help="of `prolip.methods.find_score`")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="--output folder of prolip eval emoji")
+    parser.add_argument(
+        "--scores", nargs="+", default=["csd", "mean", "elk"], help="scores of `prolip.methods.find_score`"
+    )
     parser.add_argument("--top", type=int, default=10)
-    parser.add_argument("--rows", type=int, default=1000, help="of a chunk (default: 1000)")
+    parser.add_argument("--rows", type=int, default=1000, help="rows per chunk (default: 1000)")
     args = parser.parse_args()
     print("| Gaussians | score | queries | gallery | same order | search, s | all pairs, s |")
     print("|---|---|---|---|---|---|---|")
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def compare(what: str, score: Score, queries: Gaussian, z: Gaussian, side: Side, args: argparse.Namespace) -> int:
-    """A row of the table; how many queries differ."""
+    """Print a row of the table, and return the number of queries that differ."""
     with tempfile.TemporaryDirectory() as place:
         index = built(Path(place) / "index", score, z, side, args.rows)
         started = time.perf_counter()

@@ -41,15 +41,15 @@ def test_one_seed_gives_equal_bits_another_none_and_torch_draws_on_as_before(nam
 
 def test_what_cannot_be_scored_is_named(short):
     pairs = few()
-    with pytest.raises(ValueError, match="AsymVLM knows no uncertainty of images, only of texts"):
+    with pytest.raises(ValueError, match="AsymVLM has no uncertainty of images, only of texts"):
         BASELINES["AsymVLM"].fit(pairs).image(pairs.image)
     fitted = BASELINES["information gain"].fit(pairs)
-    with pytest.raises(ValueError, match=r"means of texts are \(3, 5\) and information gain was fitted to \(N, 6\)"):
+    with pytest.raises(ValueError, match=r"means of texts are \(3, 5\), but information gain was fitted to \(N, 6\)"):
         fitted.text(points(3, 5))
     with pytest.raises(TypeError, match="means of images are a list"):
         fitted.image([[1.0] * 6])
     hidden = BASELINES["BayesVLM"].fit(few(text_hidden=torch.randn(30, 9)))
-    with pytest.raises(ValueError, match=r"BayesVLM was fitted to hidden features of texts: give hidden, \(N, 9\)"):
+    with pytest.raises(ValueError, match=r"BayesVLM was fitted to hidden features of texts. Give hidden, \(N, 9\)"):
         hidden.text(pairs.text)
     assert hidden.image(pairs.image).shape == hidden.text(pairs.text, torch.randn(30, 9)).shape
 

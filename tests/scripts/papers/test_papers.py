@@ -64,4 +64,4 @@ def test_results_are_read_from_the_file_of_an_evaluation(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["cxc/R@1"] and lines[2].split() == ["coco_karpathy_test", "csd", "55.00"]
     main(["all", "--results", str(tmp_path / "pairs.json")])
-    assert capsys.readouterr().out == "no published row has a figure of these test sets\n"
+    assert capsys.readouterr().out == "no published row has a metric of these test sets\n"

@@ -66,5 +66,5 @@ def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(r
     cells = [float(cell) for cell in ours.split("|")[2:-1] if cell.strip() != "-"]
     assert any(cell == pytest.approx(100 * figures["captions/t2i/mAP@R"], abs=0.05) for cell in cells)
     asym = next(line for line in printed[printed.index("Refusal") :].splitlines() if line.startswith("| AsymVLM"))
-    assert asym.split("|")[2].strip() == "-"  # it knows no uncertainty of images
+    assert asym.split("|")[2].strip() == "-"  # it has no uncertainty of images
     assert "| 0 | " in printed[printed.index("likelihood - the paper's loss") :]

@@ -1,1 +1,1 @@
-"""The figures of the ProLIP paper that a checkpoint allows, each a function and a line of one command."""
+"""The figures of the ProLIP paper that a checkpoint can reproduce: a function each, and one command."""

@@ -1,4 +1,4 @@
-"""`prolip figures`, which takes it from here in a clone: the figures of the ProLIP paper."""
+"""The command `prolip figures`, available in a clone: the figures of the ProLIP paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prolip.cli.eval import DRAWINGS, corpus_of
 from prolip.cli.hierarchy import inclusion_by
 from studies.papers.figures.index import FIGURES, VECTORS
 
-#: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
+#: Dots per inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
 MOST_DPI = 1200
 
 
@@ -39,10 +39,10 @@ def draw(args: argparse.Namespace) -> None:
 
     check(args, folder=True)
     if args.dpi is not None and not 10 <= args.dpi <= MOST_DPI:
-        raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
+        raise ValueError(f"--dpi {args.dpi}: give 10 to {MOST_DPI}, such as 100 for a page or 300 for print")
     weights = PromptWeights.load(args.prompts) if args.prompts else None
     corpus = corpus_of(args)
     source = Source(load(args), corpus, args.images, args.captions, weights, args.inclusion, args.seed)
     for key, files, missing in draw_figures(source, args.output, args.only, args.vector, args.dpi):
         words = f"{key:<5}{FIGURES[key].words}"
-        print(f"{words}: left out, {missing}" if missing else f"{words}: {', '.join(map(str, files))}")
+        print(f"{words}: skipped, {missing}" if missing else f"{words}: {', '.join(map(str, files))}")

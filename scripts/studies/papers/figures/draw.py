@@ -1,4 +1,4 @@
-"""The figures of the ProLIP paper: what each is drawn from, and all of them as files."""
+"""The figures of the ProLIP paper: the data of each, and all of them as files."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from studies.papers.figures.index import FIGURES, VECTORS, file_of
 
 @dataclass
 class Source:
-    """What figures are drawn from: a model, a corpus that it is evaluated on, and data of others where they are given.
+    """The data of the figures: a model, its evaluation corpus, and optional additional data.
 
     levels: a folder of images at levels (default: drawings with cells erased); captions: HierarCaps' CSV (default: the
-    corpus's own levels); weights: of prompts, for C.4 and C.5; inclusion: by which a caption includes a drawing most;
-    seed: of every choice.
+    corpus's own levels); weights: of prompts, for C.4 and C.5; inclusion: the test that chooses a drawing's caption;
+    seed: of every random choice.
     """
 
     embedder: Embedder
@@ -45,19 +45,19 @@ class Source:
 
     @cached_property
     def result(self) -> CorpusResult:
-        """The model on the corpus."""
+        """Return the evaluation of the model on the corpus."""
         return evaluate_corpus(self.embedder, self.corpus)
 
     @cached_property
     def pictures(self) -> paper.Pictures:
-        """Images at levels."""
+        """Return the images at levels."""
         if self.levels:
             return paper.Pictures.read(self.embedder, self.levels)
         return paper.Pictures.erased(self.embedder, self.result.corpus, self.seed)
 
     @cached_property
     def traversal(self) -> Traversal:
-        """Of all drawings through all texts; of points to "" alone."""
+        """Return the traversal of all drawings through all texts; points go to "" only."""
         by: str | Pairwise = self.embedder.score.pairwise if self.inclusion == OWN else self.inclusion
         root = "included" if self.embedder.probabilistic or self.inclusion == OWN else "empty"
         empty = self.embedder.embed_texts([""])
@@ -65,15 +65,15 @@ class Source:
 
 
 def plane(source: Source) -> Figure:
-    """Figure 1. ValueError for a corpus that is too small to span a plane."""
+    """Draw figure 1. ValueError for a corpus that is too small to span a plane."""
     figure = pca(source.result, source.seed)
     if figure is None:
-        raise ValueError("these drawings and their captions span no plane, which figure 1 shows: give more with --data")
+        raise ValueError("figure 1 shows a plane, but these drawings and captions span none. Give more with --data")
     return figure
 
 
 def levels_of_texts(source: Source) -> Figure:
-    """Figure 7: of HierarCaps' captions where they are given, else of the corpus's."""
+    """Draw figure 7 from HierarCaps' captions if given, else from the corpus's."""
     if source.captions is None:
         return report.trace_by_level(source.result)
     data = read_hierarcaps(source.captions)
@@ -83,9 +83,9 @@ def levels_of_texts(source: Source) -> Figure:
 
 
 def weights_of(source: Source) -> PromptWeights:
-    """Those that were given. ValueError where none were."""
+    """Return the given weights of prompts. ValueError if there are none."""
     if source.weights is None:
-        raise ValueError("figures C.4 and C.5 show weights of prompts, none are given: prolip prompts fit")
+        raise ValueError("figures C.4 and C.5 need weights of prompts. Write them with: prolip prompts fit")
     return source.weights
 
 
@@ -95,7 +95,7 @@ def histograms(source: Source) -> Figure:
     return plot_weights(weights.table, f"Weights of {len(weights.templates)} prompts, {weights.rule}")
 
 
-#: How the figures of FIGURES are drawn.
+#: Functions that draw FIGURES.
 DRAW: dict[str, Callable[[Source], Figure]] = {
     "1": plane,
     "4": lambda source: paper.certain_and_uncertain(source.result),
@@ -119,16 +119,16 @@ def draw_figures(
     vector: str = VECTORS[0],
     dpi: int | None = None,
 ) -> Iterator[tuple[str, list[Path], str]]:
-    """Write figures, all or `only` these, as PNG and vectors; yields the key of each, its files, and why it has none.
+    """Write figures, all or `only` these, as PNG and vectors. Yield the key of each, its files, and why it has none.
 
-    ValueError where one of `only` cannot be drawn, before the model is evaluated.
+    ValueError before the evaluation if one of `only` cannot be drawn.
     """
     missing = {}
     for key, figure in FIGURES.items():
         if figure.needs_variances and not source.embedder.probabilistic:
             missing[key] = f"{source.embedder.name} has no variances"
         if figure.needs_weights and source.weights is None:
-            missing[key] = "it takes --prompts"
+            missing[key] = "it needs --prompts"
     for key in only or ():
         if key in missing:
             raise ValueError(f"figure {key} cannot be drawn: {missing[key]}")

@@ -1,15 +1,15 @@
-"""Which figures of the ProLIP paper there are, by its numbers; imports nothing of what draws them."""
+"""The figures of the ProLIP paper, by its numbers; this module does not import the drawing code."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: How vectors are written.
+#: Vector formats.
 VECTORS = ("svg", "pdf")
 
 
 class Entry(NamedTuple):
-    """A figure: its file's name, what it shows in words, whether it needs variances, and weights of prompts."""
+    """A figure: its file name, its content in words, and flags for needing variances and weights of prompts."""
 
     name: str
     words: str
@@ -30,11 +30,14 @@ FIGURES: dict[str, Entry] = {
     "C.3": Entry("failures", "images that their own level 0 does not include"),
     "C.4": Entry("prompts", "how uneven the weights of prompts are", False, needs_weights=True),
     "C.5": Entry(
-        "prompts_of_classes", "the prompts that count most, beside drawings of their classes", False, needs_weights=True
+        "prompts_of_classes",
+        "the prompts that count most, next to drawings of their classes",
+        False,
+        needs_weights=True,
     ),
 }
 
 
 def file_of(key: str) -> str:
-    """How the files of a figure are called, without their kind: figure_C1_pairs."""
+    """Return the file name of a figure without its suffix, such as figure_C1_pairs."""
     return f"figure_{key.replace('.', '')}_{FIGURES[key].name}"

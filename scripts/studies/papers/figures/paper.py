@@ -1,7 +1,7 @@
-"""What figures of the ProLIP paper are drawn here: 4 and C.1, 8, C.2 and C.3, 9, C.5.
+"""Figures 4, 8, 9, C.1, C.2, C.3 and C.5 of the ProLIP paper.
 
-Drawings and texts that a model is sure of and not; images at levels, from a part to the whole; captions met from a
-drawing to its root, beside those that are true of it; weights of prompts beside the images of their classes.
+They show certain and uncertain drawings and texts; images at levels, from a part to the whole; captions met from a
+drawing to its root, next to its own captions; and weights of prompts next to the images of their classes.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from prolip.prompts.weights import PromptWeights
 from prolip.utils.style import BAD, GOOD, INK, LOOKS, MUTED, lettering, styled
 
 ENDS = ("certain", "uncertain")
-#: The share of all inputs that count as certain, and as uncertain, in figure C.1.
+#: Share of all inputs that count as certain, and as uncertain, in figure C.1.
 SHARE = 0.2
 COLUMNS = 4
-#: Characters of a line of captions.
+#: Characters per line of captions.
 WIDTH = 88
 CLASSES, PICTURES, PROMPTS = 3, 5, 5
 #: Cells of an image in each direction, each erased as a whole.
 CELLS = 8
-#: Shares of a drawing that are missing at each level but the last, which is the drawing itself.
+#: Missing share of a drawing at each level except the last, which is the drawing itself.
 ERASED = (0.75, 0.5, 0.25)
 WHITE = 255.0
 
 
 class Corner(NamedTuple):
-    """True pairs of an image and a text that are each certain or uncertain: (P,) rows of drawings and of texts, csd."""
+    """Matches with a certain or uncertain image and text: (P,) rows of drawings and of texts, and csd."""
 
     image: str
     text: str
@@ -59,17 +59,17 @@ class Corner(NamedTuple):
 
 
 def ends(uncertainty: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """Rows of the least and of the most uncertain, both from the outside in, without one in both: (N,)."""
+    """Return the rows of the least and the most uncertain inputs (N,), both from the outside in, without overlap."""
     order = uncertainty.argsort(kind="stable")
     count = min(count, len(order) // 2)
     return {"certain": order[:count], "uncertain": order[::-1][:count]}
 
 
 def corners(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> list[Corner]:
-    """At most `each` true pairs for every combination of a certain or uncertain image with a like text.
+    """Return at most `each` matches for every combination of a certain or uncertain image and text.
 
-    Certain: of the fifth with the least uncertainty, among drawings or among texts. Drawn by the seed and nothing else:
-    drawings that have a true text in that fifth, then one of these texts.
+    Certain: in the fifth with the least uncertainty, among drawings or among texts. Only the seed decides the draw:
+    drawings with a matching text in that fifth, then one of these texts.
     """
     rng = np.random.default_rng(seed)
     found, uncertainty = [], {"image": result.uncertainty(result.image), "text": result.uncertainty(result.text)}
@@ -87,7 +87,7 @@ def corners(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> list[Co
 
 @styled
 def certain_and_uncertain(result: CorpusResult, drawings: int = 8, texts: int = 10) -> Figure:
-    """The least and the most uncertain drawings and texts with their uncertainties, ProLIP figure 4."""
+    """Draw the least and the most uncertain drawings and texts with their uncertainties, ProLIP figure 4."""
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     pictures, words = ends(image, drawings), ends(text, texts)
     rows = -(-max(len(x) for x in pictures.values()) // COLUMNS)
@@ -114,9 +114,9 @@ def certain_and_uncertain(result: CorpusResult, drawings: int = 8, texts: int = 
 
 @styled
 def pairs(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> Figure:
-    """True pairs with certain and uncertain images and texts, ProLIP figure C.1.
+    """Draw matches of certain and uncertain images and texts, ProLIP figure C.1.
 
-    Below each drawing its text, the uncertainties of both, and csd, the expected squared distance.
+    Below each drawing are its text, the uncertainties of both, and csd, the expected squared distance.
     """
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     figure = Figure(figsize=(11.5, 4.9), layout="constrained")
@@ -136,7 +136,7 @@ def pairs(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> Figure:
 
 
 def _picture(ax: Axes, result: CorpusResult, row: int, lines: list[str]) -> None:
-    """A drawing with some lines below, the first of which is wrapped."""
+    """Show a drawing with some lines below; the first line is wrapped."""
     ax.imshow(np.asarray(result.corpus.drawings[row].image()))
     ax.set_anchor("N")
     words = [lettering(line) for line in (*textwrap.wrap(lines[0], 17), *lines[1:])]
@@ -148,14 +148,14 @@ def _name(result: CorpusResult, row: int) -> str:
 
 
 def _cut(text: str, most: int = 46) -> str:
-    """A text as it fits."""
+    """Shorten a text to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 # --- figure 9 ---------------------------------------------------------------------------------------------------------
 class Walk(NamedTuple):
-    """A drawing's row, captions met from specific to general, its [ROOT] ("" alone: None), whether that is true of the
-    drawing, and its own captions, name to group.
+    """A drawing's row, captions met from specific to general, its [ROOT] (None for "" alone), whether the [ROOT]
+    matches the drawing, and its own captions, name to group.
     """
 
     drawing: int
@@ -166,7 +166,7 @@ class Walk(NamedTuple):
 
 
 def walks(result: CorpusResult, found: Traversal, most: int, seed: int = 0) -> list[Walk]:
-    """Some drawings, drawn by the seed; found: of all drawings and all texts of the result."""
+    """Return the walks of some drawings, chosen by the seed. found: of all drawings and texts of the result."""
     rows = np.sort(np.random.default_rng(seed).permutation(len(result.corpus.drawings))[:most])
     texts, out = result.table.texts, []
     for row in rows.tolist():
@@ -179,7 +179,7 @@ def walks(result: CorpusResult, found: Traversal, most: int, seed: int = 0) -> l
 
 
 def true_roots(result: CorpusResult, found: Traversal) -> float:
-    """The share of drawings whose [ROOT] is true of them; NaN where the root is "" alone."""
+    """Return the share of drawings whose [ROOT] matches them; NaN if the root is "" alone."""
     root = found.root_caption.numpy()
     if (root < 0).any():
         return float("nan")
@@ -188,7 +188,7 @@ def true_roots(result: CorpusResult, found: Traversal) -> float:
 
 @styled
 def traversals(result: CorpusResult, found: Traversal, most: int = 8, seed: int = 0) -> Figure:
-    """A row for each drawing: what is met on the way to its root, and below what is true of it."""
+    """Draw a row for each drawing: the captions met on the way to its root, and below its own captions."""
     chosen = walks(result, found, most, seed)
     figure = Figure(figsize=(9.6, 0.78 * len(chosen) + 0.5), layout="constrained")
     share = true_roots(result, found)
@@ -212,7 +212,7 @@ def traversals(result: CorpusResult, found: Traversal, most: int = 8, seed: int 
 
 # --- figure C.5 -------------------------------------------------------------------------------------------------------
 class Shown(NamedTuple):
-    """A class: its row among the weights, rows of drawings, and of the prompts with most weight, the first one most."""
+    """A class: its row among the weights, rows of drawings, and rows of the prompts by falling weight."""
 
     row: int
     drawings: np.ndarray
@@ -220,9 +220,9 @@ class Shown(NamedTuple):
 
 
 def choose(weights: PromptWeights, result: CorpusResult, classes: int = CLASSES, seed: int = 0) -> list[Shown]:
-    """Some classes of which the corpus has drawings, each with some, by a seeded generator and nothing else.
+    """Choose classes with drawings in the corpus, and drawings of each. Only the seed decides.
 
-    A drawing is of a class where it is a caption of its concept at any level. ValueError where none is of any.
+    A drawing belongs to a class that is a caption of its concept at any level. ValueError if no drawing does.
     """
     concepts = [result.corpus.concepts[drawing.concept] for drawing in result.corpus.drawings]
     captions = [{text.lower() for level in LEVELS for text in concept.captions(level)} for concept in concepts]
@@ -230,8 +230,8 @@ def choose(weights: PromptWeights, result: CorpusResult, classes: int = CLASSES,
     able = [i for i, found in enumerate(rows) if len(found)]
     if not able:
         raise ValueError(
-            f"no drawing is of any of the {len(rows)} classes of {weights}, such as"
-            f" {weights.classnames[0]!r}: give the drawings of these classes with --data"
+            f"no drawing belongs to any of the {len(rows)} classes of {weights}, such as"
+            f" {weights.classnames[0]!r}. Give drawings of these classes with --data"
         )
     rng = np.random.default_rng(seed)
     out = []
@@ -243,7 +243,7 @@ def choose(weights: PromptWeights, result: CorpusResult, classes: int = CLASSES,
 
 @styled
 def prompts_of_classes(weights: PromptWeights, result: CorpusResult, classes: int = CLASSES, seed: int = 0) -> Figure:
-    """Drawings of some classes with the prompts that count most, and what a prompt has where all count alike."""
+    """Draw some classes: drawings, the prompts of most weight, and the weight of a prompt if all are equal."""
     chosen = choose(weights, result, classes, seed)
     figure = Figure(figsize=(9.6, 1.75 * len(chosen) + 0.3), layout="constrained")
     grid = figure.add_gridspec(len(chosen), PICTURES + 1, width_ratios=[1.0] * PICTURES + [3.4])
@@ -270,15 +270,15 @@ def prompts_of_classes(weights: PromptWeights, result: CorpusResult, classes: in
         bars.xaxis.set_major_locator(MaxNLocator(4))
         bars.grid(axis="y", visible=False)
         if line == len(chosen) - 1:
-            bars.set_xlabel("weight; dashed: all alike")
+            bars.set_xlabel("weight; dashed: all equal")
     return figure
 
 
 # --- figures 8, C.2 and C.3 -------------------------------------------------------------------------------------------
 class Pictures:
-    """N images at L levels, general to specific, the last the original, and what a model makes of them.
+    """N images at L levels, general to specific, the last the original, with their Gaussians.
 
-    z: L Gaussians (N, D); picture: of (row, level).
+    z: L Gaussians (N, D); the last field maps (row, level) to an image.
     """
 
     def __init__(self, embedder: Embedder, z: Sequence[Gaussian], picture: Callable[[int, int], Image.Image]):
@@ -286,7 +286,7 @@ class Pictures:
 
     @classmethod
     def erased(cls, embedder: Embedder, corpus: Corpus, seed: int = 0) -> Pictures:
-        """The corpus's drawings with ever fewer white cells, drawn by the seed: a level's are among those above."""
+        """Return the corpus's drawings with fewer white cells at each level, chosen by the seed and nested."""
 
         def picture(row: int, level: int) -> Image.Image:
             image = corpus.drawings[row].image()
@@ -298,14 +298,14 @@ class Pictures:
 
     @classmethod
     def read(cls, embedder: Embedder, folder: str | Path) -> Pictures:
-        """Those of a folder as `prolip hierarchy hierarimgs` writes it. ValueError for another."""
+        """Read the images of a folder that `prolip hierarchy hierarimgs` wrote. ValueError for another folder."""
         files = read_levels(folder)
         z = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in zip(*files)]
         return cls(embedder, z, lambda row, level: open_image(files[row][level]))
 
     @cached_property
     def inclusions(self) -> list[levels.Inclusion]:
-        """H(original in level i) of every level but the last."""
+        """Return H(original in level i) of every level except the last."""
         return levels.inclusion_of_levels(self.z)
 
     @cached_property
@@ -314,16 +314,16 @@ class Pictures:
         return levels.traces_by_level([self._embedder.score.uncertainty(z).numpy() for z in self.z])
 
     def failures(self, most: int) -> np.ndarray:
-        """Rows whose level 0 does not include the original, H <= 0, the least H first."""
+        """Return the rows whose level 0 does not include the original, H <= 0, the least H first."""
         h = self.inclusions[0].h
         order = h.argsort(kind="stable")
         return order[h[order] <= 0][:most]
 
 
 def erase(pixels: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A share of the cells of every image set to 0, the mean colour of normalised pixels, (B, 3, H, W).
+    """Set a share of the cells of every image to 0, the mean colour of normalised pixels, (B, 3, H, W).
 
-    The order in which cells go is drawn by the generator, for each image its own.
+    The generator draws the order of the cells, separately for each image.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share {share}: give one from 0 to 1")
@@ -334,14 +334,14 @@ def erase(pixels: Tensor, share: float, generator: torch.Generator) -> Tensor:
 
 
 def without_cells(image: Image.Image, share: float, seed: int) -> Image.Image:
-    """The image with a share of its 8 x 8 cells white; with one seed a larger share has the cells of the smaller."""
+    """Return the image with a share of its 8 x 8 cells white; a larger share contains the cells of a smaller one."""
     pixels = torch.from_numpy(np.asarray(image, dtype=np.float32)).permute(2, 0, 1)
     kept = erase(pixels[None] - WHITE, share, torch.Generator().manual_seed(seed))[0] + WHITE
     return Image.fromarray(kept.permute(1, 2, 0).byte().numpy())
 
 
 def inclusion(pictures: Pictures, seed: int = 0) -> Figure:
-    """Histograms of H(original in level i) below one image at these levels, drawn by the seed: ProLIP figure 8."""
+    """Draw histograms of H(original in level i) below one image at these levels, ProLIP figure 8."""
     row = int(np.random.default_rng(seed).integers(len(pictures.z[0].mean)))
     shown = [np.asarray(pictures.picture(row, level)) for level in range(len(pictures.z) - 1)]
     return levels.plot_inclusion(pictures.inclusions, shown)
@@ -349,7 +349,7 @@ def inclusion(pictures: Pictures, seed: int = 0) -> Figure:
 
 @styled
 def failures(pictures: Pictures, most: int = 8) -> Figure:
-    """Images that their own level 0 does not include, those with the least H, at all levels: ProLIP figure C.3."""
+    """Draw, at all levels, the images with the least H that their level 0 does not include, ProLIP figure C.3."""
     rows, count = pictures.failures(most), len(pictures.z)
     figure = Figure(figsize=(max(4.8, 1.15 * max(1, len(rows))), 1.2 * count + 0.7), layout="constrained")
     share = 1 - pictures.inclusions[0].rate

@@ -1,4 +1,4 @@
-"""Uncertainties by other authors, each on frozen embeddings and with one interface: what ours has to beat."""
+"""Baselines: uncertainties by other authors, on frozen embeddings, with one interface."""
 
 from studies.uncertainty.baselines.asymvlm import AsymVLM
 from studies.uncertainty.baselines.base import Baseline

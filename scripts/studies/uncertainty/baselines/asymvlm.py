@@ -16,9 +16,9 @@ from studies.uncertainty.baselines.sphere import vmf_log_normaliser
 class AsymVLM(Baseline):
     """1 / kappa of p(image | text) = C_D(kappa) exp(kappa mu.m_i), kappa mu = f(m_j): t log p is the logit of InfoNCE.
 
-    Of its two variants the von Mises-Fisher one: the density of largest entropy for a mean of given direction and
-    length, and for equal kappa the logit that the means were trained with; the power spherical one is neither. Ours: f
-    starts from the frozen mean and one kappa for all, and the normaliser is exact, not the mean of two bounds.
+    This is the von Mises-Fisher variant, not the power spherical one. It has the largest entropy for a mean of given
+    direction and length, and for equal kappa its logit is that of the trained means. Differences to the paper: f starts
+    from the frozen mean and one kappa for all, and the normaliser is exact, not the mean of two bounds.
     """
 
     name = "AsymVLM"
@@ -49,7 +49,7 @@ class _Concentration(Scorer):
     def __init__(self, text: Tensor, cosine: Tensor) -> None:
         super().__init__(text)
         self.head = Head(text, text.shape[1])
-        # Of the distribution with this mean cosine, Banerjee et al., JMLR 2005, (4.4)
+        # kappa of the distribution with this mean cosine, Banerjee et al., JMLR 2005, (4.4)
         cosine = cosine.clamp(0.01, 0.99)
         self.register_buffer("kappa", cosine * (text.shape[1] - cosine**2) / (1 - cosine**2))
 
@@ -61,5 +61,5 @@ class _Concentration(Scorer):
 
 
 def log_density(image: Tensor, eta: Tensor) -> Tensor:
-    """log C_D(|eta_j|) + eta_j.m_i of all pairs, (N, D) unit, (M, D) -> (N, M)."""
+    """Compute log C_D(|eta_j|) + eta_j.m_i of all pairs, (N, D) unit, (M, D) -> (N, M)."""
     return image @ eta.T + vmf_log_normaliser(eta.norm(dim=1), eta.shape[1])

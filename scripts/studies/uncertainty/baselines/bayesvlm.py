@@ -18,9 +18,9 @@ class BayesVLM(Baseline):
     """h' A^-1 h tr B^-1 / D: mean variance of the embedding P h when P has the covariance A^-1 x B^-1 (Kronecker).
 
     A = sqrt(lambda) I + sum h h' / sqrt(n), B = sqrt(lambda) I + sum H / sqrt(n), H the Hessian of InfoNCE by P h.
-    Large for inputs unlike those of the pairs, from which P could not be learned: it cannot see what is ambiguous.
-    Without hidden features h is the mean itself. Ours: |P h| is not known and taken as 1; P is not either, and lambda
-    is a share of the curvature in place of the optimum of the marginal likelihood.
+    It is large for inputs unlike the pairs, which do not determine P there, but blind to ambiguity. Without hidden
+    features h is the mean. Differences to the paper: |P h| is unknown and taken as 1; P is unknown too, and lambda is a
+    share of the curvature instead of the optimum of the marginal likelihood.
     """
 
     name = "BayesVLM"
@@ -52,16 +52,16 @@ class _Predictive(Scorer):
 
 
 def with_prior(factor: Tensor) -> Tensor:
-    """A factor of the precision with that of the prior, in float64: the smallest eigenvalues decide its inverse."""
+    """Add the prior to a factor of the precision, in float64: the smallest eigenvalues decide its inverse."""
     factor = factor.double()
     return factor + PRIOR * factor.diagonal().mean() * torch.eye(len(factor)).to(factor)
 
 
 def infonce_curvature(means: Tensor, bank: Tensor, scale: float) -> Tensor:
-    """Sum over means of the Hessian of logsumexp_k(a m.y_k / |m|) by m across m, (N, D), (K, D) unit -> (D, D).
+    """Sum over means the Hessian of logsumexp_k(a m.y_k / |m|) by m across m, (N, D), (K, D) unit -> (D, D).
 
-    J (a^2 Cov_p[y]) J, J = I - m m', p = softmax(a m.y), without a tensor of N D^2; the term of J's derivative is left
-    out (a generalised Gauss-Newton matrix).
+    J (a^2 Cov_p[y]) J, J = I - m m', p = softmax(a m.y), without a tensor of N D^2 and without the term of J's
+    derivative (a generalised Gauss-Newton matrix).
     """
     cosines = means @ bank.T
     share = (scale * cosines).softmax(1)

@@ -13,7 +13,7 @@ TILE = 1 << 23  # cosines held at a time
 
 
 class TopScore(Baseline):
-    """-max_k m.m_k over the gallery of the other side, kept from the pairs.
+    """-max_k m.m_k over the gallery of the other side, stored from the pairs.
 
     A match probability sigmoid(a cosine + b) or its logit would rank the same.
     """
@@ -42,7 +42,7 @@ NEIGHBOUR = 5
 
 
 class NearestNeighbours(Baseline):
-    """-m.m_(5), the cosine of the fifth nearest of the same side in the pairs, of the farthest where they are fewer.
+    """-m.m_(5), the cosine of the fifth nearest of the same side in the pairs, or of the farthest if there are fewer.
 
     Novelty, not ambiguity; an input of the pairs is its own first neighbour.
     """
@@ -68,7 +68,7 @@ class _Neighbours(Scorer):
 
 
 class EmptyText(Baseline):
-    """-|m - r|, r the mean of the text "": nearer to it is more general. ValueError for pairs without `empty`."""
+    """-|m - r|, r the mean of the text "": nearer means more general. ValueError for pairs without `empty`."""
 
     name = "empty text"
     source = 'Alper and Averbuch-Elor, ECCV 2024 (HierarCaps): the embedding of "" is the root of the hierarchy'
@@ -76,9 +76,9 @@ class EmptyText(Baseline):
     @classmethod
     def fit_sides(cls, pairs: Pairs, seed: int) -> dict[str, Scorer]:
         if pairs.empty is None:
-            raise ValueError('the pairs have no embedding of the empty text: give Pairs empty=, the mean of "", (D,)')
+            raise ValueError('the pairs have no embedding of the empty text. Give Pairs empty=, the mean of "", (D,)')
         if pairs.empty.shape != pairs.text.shape[1:]:
-            raise ValueError(f'empty is {tuple(pairs.empty.shape)}, want the mean of "", ({pairs.text.shape[1]},)')
+            raise ValueError(f'empty is {tuple(pairs.empty.shape)}, expected the mean of "", ({pairs.text.shape[1]},)')
         return {side: _Root(pairs.text, pairs.empty) for side in cls.sides}
 
 
@@ -94,10 +94,10 @@ class _Root(Scorer):
 
 
 class InformationGain(Baseline):
-    """-a^2/2 (m - c)' G (m - c), nats: the gain KL(p(other | m) || p(other)) to second order, with its sign turned.
+    """-a^2/2 (m - c)' G (m - c), nats: minus the gain KL(p(other | m) || p(other)) to second order.
 
     p(other | m) is p(other) exp(a m.m_k) normalised, c the mean of the own side, G the covariance of the other, both
-    over the pairs. The authors leave out the 1/2 (and their code the mean over samples), which ranks the same.
+    over the pairs. The authors omit the 1/2 (and their code the mean over samples), which ranks the same.
     """
 
     name = "information gain"
@@ -123,7 +123,7 @@ class _CovarianceNorm(Scorer):
 
 
 def _moments(means: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (D,) and covariance (D, D) of the inputs of the pairs, each as often as it occurs in them."""
+    """Return mean (D,) and covariance (D, D) of the inputs of the pairs, each weighted by its number of pairs."""
     means = upcast(means)
     weights = rows.bincount(minlength=len(means)).to(means) / len(rows)
     centre = weights @ means

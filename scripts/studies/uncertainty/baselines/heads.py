@@ -21,7 +21,7 @@ class Head(nn.Module):
     def __init__(self, features: Tensor, outputs: int = 1, hidden: int = 256) -> None:
         super().__init__()
         self.register_buffer("centre", features.mean(0))
-        # A feature that hardly varies would otherwise be blown up to noise.
+        # Otherwise a feature that hardly varies would be amplified to noise.
         spread = features.std(0, correction=0)
         self.register_buffer("spread", spread.clamp_min(max(1e-2 * spread.mean().item(), 1e-12)))
         self.layers = nn.Sequential(nn.Linear(features.shape[1], hidden), nn.GELU(), nn.Linear(hidden, outputs))
@@ -34,18 +34,20 @@ class Head(nn.Module):
 
 
 def minimise(loss: Callable[[Tensor], Tensor], parameters: Iterable[nn.Parameter], rows: int) -> None:
-    """STEPS of Adam with decoupled decay and a falling rate on loss(BATCH of the rows), drawn with replacement.
+    """Minimise loss(BATCH of the rows), drawn with replacement, by STEPS of AdamW with a falling rate.
 
     Raises ValueError for fewer than two rows, FloatingPointError for a loss that is not finite.
     """
     if rows < 2:
-        raise ValueError(f"{rows} sample to compare: a head is fitted to at least two")
+        raise ValueError(f"{rows} sample to compare, but a head needs at least two")
     optimiser = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
     for step in range(STEPS):
         value = loss(torch.randint(rows, (min(BATCH, rows),)))
         if not value.isfinite():
-            raise FloatingPointError(f"the loss is {value.item()} at step {step} of {STEPS}: look for such features")
+            raise FloatingPointError(
+                f"the loss is {value.item()} at step {step} of {STEPS}. Check the features for such values"
+            )
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
@@ -53,5 +55,5 @@ def minimise(loss: Callable[[Tensor], Tensor], parameters: Iterable[nn.Parameter
 
 
 def bank_of(means: Tensor, rows: Tensor, most: int = 2048) -> Tensor:
-    """Inputs that a sample is compared with: a draw from the pairs by frequency, (K, D)."""
+    """Draw the inputs that a sample is compared with from the pairs, by frequency, (K, D)."""
     return upcast(means[rows[torch.randperm(len(rows))[:most].to(rows.device)]])

@@ -14,10 +14,10 @@ MARGIN = 0.1
 
 
 class LossPrediction(Baseline):
-    """u(features), trained so that of two inputs the one with the larger contrastive loss has the larger u.
+    """u(features), trained so that the input with the larger contrastive loss of two has the larger u.
 
-    Of hidden features where the pairs have them, else of the means. Only an order is learned: u has no unit. All pairs
-    of a batch are compared, where the authors take disjoint ones.
+    Features are hidden ones if the pairs have them, else the means. Only the order is learned, so u has no unit. All
+    pairs of a batch are compared; the authors compare disjoint ones.
     """
 
     name = "loss prediction"
@@ -43,9 +43,9 @@ class _Predictor(Scorer):
 
 
 def contrastive_losses(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """InfoNCE of texts: -log of the share of the matched image among it and a bank, mean over the pairs of each text.
+    """Compute InfoNCE of texts: -log of the share of the matched image among it and a bank, mean over a text's pairs.
 
-    Returns the losses (R,) and the rows (R,) of the texts that have any pair.
+    Returns the losses (R,) and the rows (R,) of the texts with any pair.
     """
     bank = bank_of(pairs.image, pairs.image_of)
     text, image = upcast(pairs.text), pairs.image
@@ -60,7 +60,7 @@ def contrastive_losses(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def ranking_loss(predicted: Tensor, losses: Tensor) -> Tensor:
-    """Mean over pairs i, j with losses_i > losses_j of max(0, MARGIN - (u_i - u_j)); (B,), (B,) -> ()."""
+    """Compute the mean of max(0, MARGIN - (u_i - u_j)) over i, j with losses_i > losses_j; (B,), (B,) -> ()."""
     larger = losses.unsqueeze(1) > losses
     missed = (MARGIN - (predicted.unsqueeze(1) - predicted)).relu()
     return (missed * larger).sum() / larger.sum().clamp_min(1)

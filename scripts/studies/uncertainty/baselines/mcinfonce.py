@@ -1,4 +1,4 @@
-"""Concentrations of both sides, from InfoNCE of points drawn around the frozen means."""
+"""Concentrations of both sides, by InfoNCE of points drawn around the frozen means."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from studies.uncertainty.baselines.heads import Head, minimise
 from studies.uncertainty.baselines.sphere import power_spherical_sample
 
 SAMPLES = 8
-START, MOST = 0.8, 0.999  # the mean cosine of an input's points with its mean: at first, and at most
+START, MOST = 0.8, 0.999  # mean cosine of an input's points with its mean: initial and largest
 
 
 class MCInfoNCE(Baseline):
     """1 / kappa of an input whose points are drawn around its frozen mean with concentration kappa.
 
-    The loss is -log of the mean over draws of the InfoNCE probability of the partner's point, both ways. Ours: power
-    spherical points, whose gradient by kappa is exact, for von Mises-Fisher ones. It finds kappa in data made as the
-    paper supposes, and sees little in means that a contrastive loss has settled: they need no second temperature.
+    The loss is -log of the mean over draws of the InfoNCE probability of the partner's point, both ways. Difference to
+    the paper: power spherical points with an exact gradient by kappa replace von Mises-Fisher ones. It recovers kappa
+    in data generated as the paper assumes, but finds little in trained contrastive means, which need no second
+    temperature.
     """
 
     name = "MCInfoNCE"
@@ -33,7 +34,7 @@ class MCInfoNCE(Baseline):
         with seeded(seed, pairs.image.device):
             image, text = upcast(pairs.image), upcast(pairs.text)
             heads = {"image": _Concentration(image), "text": _Concentration(text)}
-            # So that logits start as the model's: points on both sides take START^2 of them.
+            # So that logits start as the model's: points on both sides scale them by START^2.
             log_scale = nn.Parameter(torch.tensor(math.log(pairs.scale / START**2)).to(image))
 
             def loss(some: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class _Concentration(Scorer):
         self.head = Head(means)
 
     def kappa(self, means: Tensor) -> Tensor:
-        """(N,) by the mean cosine kappa / (kappa + D - 1), bounded: what only a point explains is drawn to infinity."""
+        """Return kappa (N,) from the bounded mean cosine kappa / (kappa + D - 1); unbounded, kappa can diverge."""
         cosine = MOST * (self.head(means).squeeze(1) + math.log(START / (MOST - START))).sigmoid()
         return (self.width - 1) * cosine / (1 - cosine)
 
@@ -63,7 +64,7 @@ class _Concentration(Scorer):
 
 
 def mc_infonce(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
-    """-mean_i log mean_s p_si, p the softmax probability of the partner in the batch, both ways; (S, B, D) -> ()."""
+    """Compute -mean_i log mean_s p_si, p the partner's softmax probability in the batch, both ways; (S, B, D) -> ()."""
     logits = scale * image @ text.transpose(1, 2)
     both = torch.stack([logits.log_softmax(1), logits.log_softmax(2)])
     matched = both.diagonal(dim1=2, dim2=3)  # (2, S, B)

@@ -14,7 +14,7 @@ from studies.uncertainty.baselines.heads import Head, minimise
 class PairLikelihood(Baseline):
     """The trace of N(m_i - m_j; 0, (t_i + t_j) / D) for both sides, by heads on the frozen features.
 
-    What is identified is t_i + t_j: a constant may move from one side to the other.
+    Only t_i + t_j is identified: a constant can move from one side to the other.
     """
 
     name = "pair likelihood"
@@ -38,8 +38,9 @@ class PairLikelihood(Baseline):
 
 
 def pair_loss(distance: Tensor, log_trace: Tensor, other: Tensor) -> Tensor:
-    """Negative log likelihood of squared distances (B,) over D/2, but for a constant: d / t + log t with t the sum of
-    the traces, whose logarithms are given, (B,), (B,) -> (B,).
+    """Compute the negative log likelihood of squared distances (B,) over D/2, up to a constant: d / t + log t.
+
+    t is the sum of the traces, given as logarithms, (B,), (B,) -> (B,).
     """
     log_sum = torch.logaddexp(log_trace, other)
     return distance * (-log_sum).exp() + log_sum

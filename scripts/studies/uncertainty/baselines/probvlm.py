@@ -1,4 +1,4 @@
-"""Embeddings as generalised Gaussians that an adapter predicts, of themselves and of their partners."""
+"""Embeddings as generalised Gaussians, predicted by an adapter for themselves and for their partners."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ProbVLM(Baseline):
     """Mean over dimensions of alpha^2 Gamma(3/beta) / Gamma(1/beta), the variance of a generalised Gaussian.
 
     An adapter maps the frozen mean of an input to (mu, alpha, beta) of each dimension, by the likelihood of that mean
-    (intra-modal) and, times `cross`, of its partner's mean (cross-modal). No term needs both adapters. Ours:
-    |r/alpha|^beta as printed, where the released code has beta |r/alpha|; beta within bounds; cross = 1, without which
-    ambiguity is not seen: at the 1e-4 of the released code alpha is how badly the adapter copies its input.
+    (intra-modal) and, times `cross`, of its partner's mean (cross-modal). No term needs both adapters. Differences to
+    the released code: |r/alpha|^beta as printed, not beta |r/alpha|; beta within bounds; and cross = 1, not 1e-4, at
+    which alpha measures the adapter's copying error instead of ambiguity.
     """
 
     name = "ProbVLM"
@@ -50,7 +50,7 @@ class _Adapter(Scorer):
 
     def parameters_of(self, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mu, log_alpha, bounded = self.head(own).chunk(3, dim=1)
-        # They start at an alpha of the size of an entry, and at the middle of the bounds.
+        # alpha starts at the size of an entry, and beta in the middle of its bounds.
         beta = LEAST_BETA + (MOST_BETA - LEAST_BETA) * bounded.sigmoid()
         return mu, log_alpha - 0.5 * math.log(own.shape[1]), beta
 
@@ -60,12 +60,12 @@ class _Adapter(Scorer):
 
 
 def gennorm_nll(x: Tensor, mu: Tensor, log_alpha: Tensor, beta: Tensor) -> Tensor:
-    """-log density of generalised Gaussians, |x - mu|^beta / alpha^beta - log(beta / (2 alpha Gamma(1/beta)))."""
-    # As a square under the logarithm, so that neither it nor the power has an infinite gradient at x = mu.
+    """Return -log density of generalised Gaussians, |x - mu|^beta / alpha^beta - log(beta / (2 alpha Gamma(1/beta)))."""
+    # A square under the logarithm keeps the gradients of the logarithm and the power finite at x = mu.
     distance = 0.5 * ((x - mu).square() + 1e-12).log()
     return (beta * (distance - log_alpha)).exp() + (log_alpha - (beta / 2).log() + torch.lgamma(1 / beta))
 
 
 def gennorm_variance(log_alpha: Tensor, beta: Tensor) -> Tensor:
-    """alpha^2 Gamma(3/beta) / Gamma(1/beta), elementwise."""
+    """Compute alpha^2 Gamma(3/beta) / Gamma(1/beta), elementwise."""
     return (2 * log_alpha + torch.lgamma(3 / beta) - torch.lgamma(1 / beta)).exp()

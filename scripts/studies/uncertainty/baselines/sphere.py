@@ -26,14 +26,14 @@ DEBYE = (
     (4, 10, -446185740 / 39813120),
     (4, 12, 185910725 / 39813120),
 )
-LEAST_ORDER = 16  # from which its four terms are right to 1e-7
+LEAST_ORDER = 16  # from here its four terms are accurate to 1e-7
 
 
 def vmf_log_normaliser(kappa: Tensor, dim: int) -> Tensor:
-    """log C_D(kappa) of the density C exp(kappa mu.x), C = kappa^v / ((2 pi)^(v + 1) I_v(kappa)), v = D/2 - 1.
+    """Compute log C_D(kappa) of the density C exp(kappa mu.x), C = kappa^v / ((2 pi)^(v + 1) I_v(kappa)), v = D/2 - 1.
 
-    kappa: (...) >= 0, dim >= 2. For log F_v = log(Gamma(v + 1) (2 / kappa)^v I_v(kappa)), which is 0 at kappa = 0, in
-    place of log I: terms of one sign, nothing to cancel, in value and gradient (for small D by recurrence in v).
+    kappa: (...) >= 0, dim >= 2. log F_v = log(Gamma(v + 1) (2 / kappa)^v I_v(kappa)), 0 at kappa = 0, replaces log I:
+    its terms have one sign, so nothing cancels in value or gradient (for small D by recurrence in v).
     """
     order, lifts = dim / 2 - 1, max(0, math.ceil(LEAST_ORDER - (dim / 2 - 1)))
     upper, log_f = _log_f(kappa, order + lifts + 1), _log_f(kappa, order + lifts)
@@ -45,7 +45,7 @@ def vmf_log_normaliser(kappa: Tensor, dim: int) -> Tensor:
 
 
 def _log_f(kappa: Tensor, v: float) -> Tensor:
-    """log F_v by DLMF 10.41.3, relative to its value at 0, with s = sqrt(v^2 + kappa^2)."""
+    """Compute log F_v by DLMF 10.41.3, relative to its value at 0, with s = sqrt(v^2 + kappa^2)."""
     x = (kappa / v).square()
     growth = v * x / ((1 + x).sqrt() + 1)  # s - v
     p = (1 + x).rsqrt()
@@ -55,10 +55,10 @@ def _log_f(kappa: Tensor, v: float) -> Tensor:
 
 
 def power_spherical_sample(mean: Tensor, kappa: Tensor, count: int) -> Tensor:
-    """`count` points of densities proportional to (1 + mu.x)^kappa (De Cao and Aziz, 2020, algorithm 1), with gradient.
+    """Draw `count` points of densities proportional to (1 + mu.x)^kappa (De Cao and Aziz, 2020, algorithm 1).
 
-    mean: (N, D) unit, D >= 2, kappa: (N,) -> (count, N, D). mu.x = 2 z - 1, z ~ Beta((D - 1)/2 + kappa, (D - 1)/2), and
-    a direction across mu that is uniform.
+    mean: (N, D) unit, D >= 2, kappa: (N,) -> (count, N, D). mu.x = 2 z - 1, z ~ Beta((D - 1)/2 + kappa, (D - 1)/2); the
+    direction across mu is uniform.
     """
     half = (mean.shape[1] - 1) / 2
     shape = torch.stack([half + kappa, torch.full_like(kappa, half)], -1)
