@@ -233,9 +233,7 @@ def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of the files, pixels"
-    )
+    parser.add_argument("--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of files, pixels")
     parser.add_argument("--images", type=Path, help="folder of JPEGs to use instead of synthetic files")
     parser.add_argument("--files", type=int, default=12, help="number of files of each size")
     parser.add_argument("--turns", type=int, default=25, help="number of counted turns")
@@ -243,7 +241,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=224, help="size of the model's images, pixels")
     parser.add_argument("--rows", type=int, help="images per batch on the device (default: 16 on a CPU, 512 on CUDA)")
     parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time as well"
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="also time this device"
     )
     parser.add_argument("--decoders", action="store_true", help="compare only decoders")
     parser.add_argument("--core", type=int, help="processor core to run on (default: the last one allowed)")

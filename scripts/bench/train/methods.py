@@ -58,9 +58,7 @@ def parse() -> argparse.Namespace:
     add("--device", default="cpu")
     add("--precision", default="bf16", choices=("bf16", "fp32"))
     add("--processor-time", action="store_true", help="use processor time, for a busy machine")
-    add(
-        "--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="measure the memory of that loss, no steps"
-    )
+    add("--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="memory of that loss, no steps")
     add("--rank", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time VACSR's ranking, no steps")
     add("--neighbours", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time source-free's search, no steps")
     add("--block", type=int, default=ranks.BLOCK, help="rows per block of source-free's search")

@@ -221,9 +221,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="local batch of the loss (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--model", default="ProLIP-ViT-S-16")
-    parser.add_argument(
-        "--step-batch-size", type=int, default=64, help="local batch of the step (default: %(default)s)"
-    )
+    parser.add_argument("--step-batch-size", type=int, default=64, help="batch of a step (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

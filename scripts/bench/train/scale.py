@@ -208,10 +208,7 @@ def agree(run: Any, args: argparse.Namespace) -> int:
             now += args.step_ms / 1000
             stop, *_ = run.health.consensus.exchange(15 if step >= asked else 0, 0, 0)
             if stop:
-                late, asked = (
-                    max(late, step - asked),
-                    step + 7,
-                )  # so that requests come at varying steps between answers
+                late, asked = max(late, step - asked), step + 7  # so that requests come at varying steps
     finally:
         distributed.time = real
     return late
@@ -375,7 +372,7 @@ def compare(args: argparse.Namespace) -> None:
             command = [sys.executable, __file__, *words]
             done = subprocess.run([str(word) for word in command], env=environment, stdout=subprocess.PIPE, text=True)
             if done.returncode:
-                raise SystemExit(f"counting in {checkout} ended with {done.returncode}. The lines above say why")
+                raise SystemExit(f"counting in {checkout} ended with {done.returncode}. See the lines above")
             found.append(json.loads(done.stdout.splitlines()[-1]))
     lines: list[str] = []
     for phase in args.phases:

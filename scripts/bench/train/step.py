@@ -217,9 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ProLIP-ViT-S-16")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument(
-        "--only", nargs="+", choices=list(OURS), default=list(OURS), metavar="STEP", help="our steps to time"
-    )
+    parser.add_argument("--only", nargs="+", choices=list(OURS), default=list(OURS), metavar="STEP", help="our steps")
     parser.add_argument("--rounds", type=int, default=15, help="number of counted turns (default: %(default)s)")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--device", default="cpu")

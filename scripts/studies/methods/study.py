@@ -302,9 +302,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
     add("--corpus", choices=list(RECIPES), default="emoji")
     add("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD", help="default: all")
-    add(
-        "--noise", nargs="+", type=int, default=[0, 20, 50], metavar="PERCENT", help="wrong captions (default: 0 20 50)"
-    )
+    add("--noise", nargs="+", type=int, default=[0, 20, 50], metavar="PERCENT", help="wrong share (default: 0 20 50)")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     add("--steps", type=int, default=300, help="steps of every fine-tuning (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")

@@ -235,9 +235,9 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
 def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> Simulated:
     """Simulate `noise.steps` steps after a few uncounted ones.
 
-    A step: wait for the batch; forward pass; PPCL; backward pass, during which gradients travel by bucket and reach all
-    ranks together; optimiser. FSDP2's begin in the forward pass, DDP's in the backward pass of the last micro-batch. The
-    host is assumed to run ahead of the device, so a late batch delays the step only when the device needs it.
+    A step: wait for the batch; forward pass; PPCL; backward pass, during which gradients travel by bucket and reach
+    all ranks together; optimiser. FSDP2's begin in the forward pass, DDP's in the last micro-batch's backward pass.
+    The host is assumed to run ahead of the device, so a late batch delays the step only when the device needs it.
     """
     local = config.global_batch_size // cluster.gpus
     draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)

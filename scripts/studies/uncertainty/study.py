@@ -55,13 +55,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--paper", nargs="*", default=[], metavar="RUN", help="runs by the paper's loss")
     add("--ours", nargs="*", default=[], metavar="RUN", help="runs by the method likelihood")
-    add(
-        "--frozen",
-        nargs="*",
-        default=[],
-        metavar="RUN",
-        help="runs by SigLIP's loss, for fitting ours and the baselines",
-    )
+    add("--frozen", nargs="*", default=[], metavar="RUN", help="runs by SigLIP's loss, for ours and the baselines")
     add("--held", nargs="*", default=[], metavar="RUN", help="runs by SigLIP's loss without some texts")
     add("--baselines", nargs="*", default=list(BASELINES), choices=list(BASELINES))
     add("--seed", type=int, default=0, help="seed of the fits")

@@ -149,18 +149,12 @@ def why(features: Features) -> list[float]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/study"), help="runs of scripts/studies/methods/study.py"
-    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="runs of methods/study.py")
     parser.add_argument("--methods", nargs="+", default=["prolip", "pcmepp", "likelihood"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--prompts", nargs="+", choices=list(CHOICES), default=list(CHOICES), help="numbers of prompts")
-    parser.add_argument(
-        "--rules", nargs="+", default=RULES, help="rules of --prompts, and top-K; the first is the reference"
-    )
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/study/prompts"), help="folder for test sets and embeddings"
-    )
+    parser.add_argument("--rules", nargs="+", default=RULES, help="rules to compare; the first is the reference")
+    parser.add_argument("--work", type=Path, default=Path("runs/study/prompts"), help="folder for embeddings")
     return parser.parse_args(arguments)
 
 

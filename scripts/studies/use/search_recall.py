@@ -52,9 +52,7 @@ def brute_force(score: Score, queries: Gaussian, z: Gaussian, side: Side, k: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="--output folder of prolip eval emoji")
-    parser.add_argument(
-        "--scores", nargs="+", default=["csd", "mean", "elk"], help="scores of `prolip.methods.find_score`"
-    )
+    parser.add_argument("--scores", nargs="+", default=["csd", "mean", "elk"], help="scores of `find_score`")
     parser.add_argument("--top", type=int, default=10)
     parser.add_argument("--rows", type=int, default=1000, help="rows per chunk (default: 1000)")
     args = parser.parse_args()

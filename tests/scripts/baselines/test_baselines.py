@@ -46,7 +46,7 @@ def test_what_cannot_be_scored_is_named(short):
     fitted = BASELINES["information gain"].fit(pairs)
     with pytest.raises(ValueError, match=r"means of texts are \(3, 5\), but information gain was fitted to \(N, 6\)"):
         fitted.text(points(3, 5))
-    with pytest.raises(TypeError, match="means of images are a list"):
+    with pytest.raises(TypeError, match=r"expected means of images as a tensor \(N, 6\), got a list"):
         fitted.image([[1.0] * 6])
     hidden = BASELINES["BayesVLM"].fit(few(text_hidden=torch.randn(30, 9)))
     with pytest.raises(ValueError, match=r"BayesVLM was fitted to hidden features of texts. Give hidden, \(N, 9\)"):

@@ -30,10 +30,7 @@ FIGURES: dict[str, Entry] = {
     "C.3": Entry("failures", "images that their own level 0 does not include"),
     "C.4": Entry("prompts", "how uneven the weights of prompts are", False, needs_weights=True),
     "C.5": Entry(
-        "prompts_of_classes",
-        "the prompts that count most, next to drawings of their classes",
-        False,
-        needs_weights=True,
+        "prompts_of_classes", "the prompts of most weight, next to drawings of their classes", False, needs_weights=True
     ),
 }
 

@@ -45,9 +45,7 @@ def minimise(loss: Callable[[Tensor], Tensor], parameters: Iterable[nn.Parameter
     for step in range(STEPS):
         value = loss(torch.randint(rows, (min(BATCH, rows),)))
         if not value.isfinite():
-            raise FloatingPointError(
-                f"the loss is {value.item()} at step {step} of {STEPS}. Check the features for such values"
-            )
+            raise FloatingPointError(f"the loss is {value.item()} at step {step} of {STEPS}. Check the features")
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
