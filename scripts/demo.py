@@ -33,7 +33,7 @@ def check_room(folder: Path) -> None:
 
 
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
-    """Train and evaluate; returns training's exit code."""
+    """Train and evaluate. Return the exit code of training."""
     from training.health.signals import STOP
     from training.main import main as run_training
 
@@ -62,7 +62,7 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
 
 
 def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequence[str] = ()) -> int:
-    """Train, evaluate and write the report; returns the exit code. more: flags of training."""
+    """Train, evaluate and write the report. Return the exit code. more: flags of training."""
     from prolip.utils.threads import share_busy_cores
 
     os.chdir(ROOT)

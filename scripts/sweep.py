@@ -143,7 +143,7 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
 
 
 def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: int) -> None:
-    """Train every unfinished run, `jobs` at a time; reports failures after all runs have ended."""
+    """Train every unfinished run, `jobs` at a time. Report failures after all runs have ended."""
     # seed by seed, so that an interrupted sweep has every variant once before one variant three times
     runs = [(variant, seed, folder / f"{variant}-s{seed}") for seed in sweep["seeds"] for variant in variants]
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)

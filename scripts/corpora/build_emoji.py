@@ -6,8 +6,9 @@
     python scripts/corpora/build_emoji.py --check data/emoji                    # rebuild, compare, keep nothing
 
 Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow` (the extra
-`corpora`). What is missing is said before any work starts. With resvg-py 0.5.0 and Pillow 13.0 the seven bundled files
-come out byte for byte; another renderer or WebP encoder draws the edges a little differently, which --check measures.
+`corpora`). The script first reports everything that is missing. With resvg-py 0.5.0 and Pillow 13.0 it reproduces the
+seven bundled files byte for byte. Another renderer or WebP encoder draws edges slightly differently; --check measures
+the difference.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The versions the bundled shards were made from; npm keeps them.
+# The versions of the bundled shards; npm keeps them.
 STYLES = {
     "noto": "1.2.9",
     "noto-v1": "1.2.5",
@@ -45,7 +46,7 @@ LEFT_OUT_GROUPS = ("component", "flags")
 
 
 class Concept(NamedTuple):
-    """What the Unicode CLDR says of one emoji: the captions of all its drawings."""
+    """The texts of one emoji in the Unicode CLDR: the captions of all its drawings."""
 
     hexcode: str
     name: str
@@ -55,18 +56,17 @@ class Concept(NamedTuple):
 
 
 class BuildError(Exception):
-    """Something is missing or does not fit; the text says what to do."""
+    """Something is missing or inconsistent; the message says what to do."""
 
 
 # ------------------------------------------------------------------------------------------------- words
 
 
 def read_concepts(data: list[dict[str, Any]], groups: dict[str, Any]) -> list[Concept]:
-    """The concepts of emojibase's en/data.json in CLDR order, without flags, components and skin-tone variants.
+    """Return the concepts of emojibase's en/data.json in CLDR order, without flags, components and skin-tone variants.
 
-    data: the list of emoji (skin tones are nested under `skins`, so reading the top level leaves them out); groups:
-    meta/groups.json. A regional indicator has no group: it is a component too. A keyword that only repeats the name
-    says nothing more and is dropped.
+    data: the list of emoji (skin tones are nested under `skins`, so the top level omits them); groups:
+    meta/groups.json. A regional indicator has no group: it is a component too. A keyword equal to the name is dropped.
     """
     concepts = []
     for entry in sorted((e for e in data if "group" in e), key=lambda e: e["order"]):
@@ -90,17 +90,17 @@ def read_concepts(data: list[dict[str, Any]], groups: dict[str, Any]) -> list[Co
 
 
 def slug(name: str) -> str:
-    """The icon name made of a CLDR name: ASCII letters and digits joined by hyphens ("one o'clock" -> one-oclock)."""
+    """Return the icon name of a CLDR name: ASCII letters and digits joined by hyphens ("one o'clock" -> one-oclock)."""
     plain = unicodedata.normalize("NFKD", name.lower())
     plain = "".join(c for c in plain if not unicodedata.combining(c))
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"[’'“”.]", "", plain)).strip("-")
 
 
 def find_icon(concept: Concept, icons: dict[str, Any], chars: dict[str, str]) -> str | None:
-    """The name of a style's drawing of the concept, or None.
+    """Return the name of a style's drawing of the concept, or None.
 
-    By code point where the package has such a table (chars.json, written without the variation selector fe0f), else by
-    name; icons.json holds `icons` and the `aliases` that point at them.
+    The search is by code point if the package has such a table (chars.json, without the variation selector fe0f), else
+    by name; icons.json holds `icons` and the `aliases` that point at them.
     """
     known = {**icons["icons"], **icons.get("aliases", {})}
     by_code = chars.get(concept.hexcode.replace("-fe0f", ""))
@@ -108,10 +108,9 @@ def find_icon(concept: Concept, icons: dict[str, Any], chars: dict[str, str]) ->
 
 
 def icon_svg(name: str, icons: dict[str, Any]) -> str:
-    """One icon as a complete SVG document; an alias takes its parent's drawing.
+    """Return one icon as a complete SVG document; an alias takes its parent's drawing.
 
-    An alias's hFlip is not followed: the bundled shards were drawn without it (data/emoji/README.md, known flaws), and
-    this script rebuilds those.
+    An alias's hFlip is ignored, because the bundled shards were drawn without it (data/emoji/README.md, known flaw).
     """
     while name not in icons["icons"]:
         name = icons["aliases"][name]["parent"]
@@ -125,7 +124,7 @@ def icon_svg(name: str, icons: dict[str, Any]) -> str:
 
 
 def render(svg: str) -> bytes:
-    """An SVG in the middle of a white square as WebP, SIZE x SIZE RGB; its proportions are kept."""
+    """Render an SVG in the middle of a white square as WebP, SIZE x SIZE RGB, with its proportions."""
     import resvg_py
     from PIL import Image
 
@@ -142,7 +141,7 @@ def render(svg: str) -> bytes:
 
 
 def samples(style: str, concepts: list[Concept], icons: dict[str, Any], chars: dict[str, str]) -> Iterator[dict]:
-    """The samples of one style in CLDR order: {"key", "webp", "txt", "json"}, the last three as bytes."""
+    """Yield the samples of one style in CLDR order: {"key", "webp", "txt", "json"}, the last three as bytes."""
     for concept in concepts:
         icon = find_icon(concept, icons, chars)
         if icon is None:
@@ -157,7 +156,7 @@ def samples(style: str, concepts: list[Concept], icons: dict[str, Any], chars: d
 
 
 def write_shard(path: Path, rows: Iterator[dict]) -> int:
-    """Write samples as a tar whose bytes depend on nothing but the samples (time 0, no owner); returns their number."""
+    """Write samples as a tar whose bytes depend only on the samples (time 0, no owner). Return their number."""
     count = 0
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for row in rows:
@@ -170,7 +169,7 @@ def write_shard(path: Path, rows: Iterator[dict]) -> int:
 
 
 def read_shard(path: Path) -> dict[str, dict[str, bytes]]:
-    """{key: {suffix: bytes}} of a shard, in its order."""
+    """Read {key: {suffix: bytes}} from a shard, in its order."""
     rows: dict[str, dict[str, bytes]] = {}
     with tarfile.open(path) as tar:
         for member in tar:
@@ -184,7 +183,7 @@ def read_shard(path: Path) -> dict[str, dict[str, bytes]]:
 
 
 def pixel_difference(a: bytes, b: bytes) -> tuple[float, int]:
-    """Mean and maximum absolute difference of two pictures of one size, in steps of 8-bit RGB."""
+    """Return the mean and maximum absolute difference of two images of one size, in levels of 8-bit RGB."""
     from PIL import Image, ImageChops, ImageStat
 
     difference = ImageChops.difference(*(Image.open(io.BytesIO(x)).convert("RGB") for x in (a, b)))
@@ -193,9 +192,9 @@ def pixel_difference(a: bytes, b: bytes) -> tuple[float, int]:
 
 
 def compare(built: Path, wanted: Path) -> tuple[bool, str]:
-    """Whether two shards hold the same keys, captions and annotations, and one line on that and on their pictures.
+    """Return whether two shards hold the same keys, captions and annotations, and one line on that and on their images.
 
-    Pictures are measured, not judged: another renderer or WebP encoder draws edges a little differently.
+    Images are measured, not judged: another renderer or WebP encoder draws edges slightly differently.
     """
     ours, theirs = read_shard(built), read_shard(wanted)
     if list(ours) != list(theirs):
@@ -206,7 +205,7 @@ def compare(built: Path, wanted: Path) -> tuple[bool, str]:
     if unlike["webp"]:
         pairs = [pixel_difference(ours[k]["webp"], theirs[k]["webp"]) for k in ours]
         means, highest = zip(*pairs)
-        text += f" (of 255: mean {sum(means) / len(means):.3f}, worst picture {max(means):.2f}, max {max(highest)})"
+        text += f" (of 255: mean {sum(means) / len(means):.3f}, worst image {max(means):.2f}, max {max(highest)})"
     same = built.read_bytes() == wanted.read_bytes()
     return not (unlike["txt"] or unlike["json"]), text + (", the files are equal byte for byte" if same else "")
 
@@ -215,24 +214,24 @@ def compare(built: Path, wanted: Path) -> tuple[bool, str]:
 
 
 def package_names(styles: list[str]) -> list[str]:
-    """What npm is asked for."""
+    """Return the names of the npm packages to fetch."""
     return [f"emojibase-data@{WORDS_VERSION}", *(f"@iconify-json/{s}@{STYLES[s]}" for s in styles)]
 
 
 def tarball_name(package: str) -> str:
-    """The file `npm pack` makes of a package: @iconify-json/noto@1.2.9 -> iconify-json-noto-1.2.9.tgz."""
+    """Return the file name of `npm pack` for a package: @iconify-json/noto@1.2.9 -> iconify-json-noto-1.2.9.tgz."""
     name, version = package.lstrip("@").rsplit("@", 1)
     return f"{name.replace('/', '-')}-{version}.tgz"
 
 
 def missing_tools(packages: list[str], folder: Path) -> list[str]:
-    """Everything that would stop the build, each with its remedy."""
+    """List everything that would stop the build, each with its remedy."""
     problems = []
     absent = [p for p in packages if not (folder / tarball_name(p)).is_file()]
     if absent and shutil.which("npm") is None:
         problems.append(
-            f"npm is not on PATH: install Node.js (apt-get install npm), or run `npm pack {' '.join(absent)}` where it "
-            "is and give the folder of the .tgz files as --packages"
+            f"npm is not on PATH: install Node.js (apt-get install npm), or run `npm pack {' '.join(absent)}` "
+            "elsewhere and give the folder of the .tgz files as --packages"
         )
     try:
         import resvg_py  # noqa: F401
@@ -249,7 +248,7 @@ def missing_tools(packages: list[str], folder: Path) -> list[str]:
 
 
 def fetch(packages: list[str], folder: Path) -> None:
-    """`npm pack` the packages that are not in the folder yet."""
+    """Run `npm pack` for the packages that are missing in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in packages:
         if (folder / tarball_name(package)).is_file():
@@ -263,7 +262,7 @@ def fetch(packages: list[str], folder: Path) -> None:
 
 
 def package_json(folder: Path, package: str, path: str) -> Any:
-    """One JSON file out of a package's tarball."""
+    """Read one JSON file from a package's tarball."""
     tarball = folder / tarball_name(package)
     try:
         with tarfile.open(tarball) as tar:
@@ -273,7 +272,7 @@ def package_json(folder: Path, package: str, path: str) -> Any:
         raise BuildError(f"cannot read {path} in {tarball}: {error}; delete the file to fetch it again") from error
 
 
-# --------------------------------------------------------------------------------------------- programme
+# ----------------------------------------------------------------------------------------------- program
 
 
 def build(styles: list[str], packages: Path, out: Path) -> None:
@@ -285,7 +284,7 @@ def build(styles: list[str], packages: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for style, package in zip(styles, drawings):
         icons, chars = (package_json(packages, package, f"{name}.json") for name in ("icons", "chars"))
-        # Through a file of another name, so that an interrupted run leaves no half shard behind.
+        # Write to a temporary name, so that an interrupted run leaves no incomplete shard.
         part = out / f"{style}.tar.part"
         count = write_shard(part, samples(style, concepts, icons, chars))
         part.replace(out / f"{style}.tar")
@@ -293,7 +292,7 @@ def build(styles: list[str], packages: Path, out: Path) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for the shards")
     parser.add_argument("--style", action="append", choices=list(STYLES), help="a style, repeatable; default: all")
@@ -301,14 +300,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", type=Path, help="folder of shards to compare with; fails if texts or keys differ")
     args = parser.parse_args(argv)
     if args.out is None and args.check is None:
-        parser.error("nothing to do: give --out FOLDER to write shards, --check data/emoji to compare, or both")
+        parser.error("nothing to do. Give --out FOLDER to write shards, --check data/emoji to compare, or both")
     if args.out is not None and args.check is not None and args.out.resolve() == args.check.resolve():
-        parser.error(f"--out {args.out} would overwrite the shards to compare with: give another folder, or no --out")
+        parser.error(f"--out {args.out} would overwrite the shards to compare with. Give another folder, or no --out")
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build, compare; 0 if all is well, 1 if shards differ in more than pictures, 2 if something is missing."""
+    """Build and compare. Return 0, 1 if shards differ in more than images, or 2 if something is missing."""
     args = parse(argv)
     styles = args.style or list(STYLES)
     with tempfile.TemporaryDirectory() as scratch:
@@ -316,7 +315,7 @@ def main(argv: list[str] | None = None) -> int:
         problems = missing_tools(package_names(styles), packages)
         if args.check is not None:
             absent = [str(args.check / f"{s}.tar") for s in styles if not (args.check / f"{s}.tar").is_file()]
-            problems += [f"--check wants {path}, which does not exist" for path in absent]
+            problems += [f"--check needs {path}, which does not exist" for path in absent]
         if problems:
             print("cannot build the corpus:\n- " + "\n- ".join(problems), file=sys.stderr)
             return 2

@@ -6,8 +6,8 @@
     python scripts/corpora/build_icons.py --check data/icons                     # rebuild, compare, keep nothing
 
 Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow` (the extra
-`corpora`). What is missing is said before any work starts. icon_joins.py says which icons are one concept;
-docs/developing/corpora.md, what comes out.
+`corpora`). The script first reports everything that is missing. icon_joins.py decides which icons are one concept.
+docs/developing/corpora.md describes the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Row = tuple[Concept, Icon]
 
 
 def plan(icons: Iterable[Icon], concepts: dict[str, Concept]) -> dict[str, list[Row]]:
-    """{style: its drawings by concept}; of two drawings of one concept in one style the first is kept."""
+    """Return {style: its drawings by concept}, with the first drawing of each concept in a style."""
     chosen: dict[tuple[str, str], Row] = {}
     for item in icons:
         concept = concepts[item.name]
@@ -57,7 +57,7 @@ def plan(icons: Iterable[Icon], concepts: dict[str, Concept]) -> dict[str, list[
 
 
 def shards_of(rows: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """{file: its drawings}: a file for each style, or several numbered ones of at most SHARD_SIZE drawings."""
+    """Return {file: its drawings}: a file per style, or several numbered ones of at most SHARD_SIZE drawings."""
     out = {}
     for style, drawings in rows.items():
         parts = [drawings[start : start + SHARD_SIZE] for start in range(0, len(drawings), SHARD_SIZE)] or [[]]
@@ -67,7 +67,7 @@ def shards_of(rows: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 
 def samples(rows: list[Row], pictures: Iterator[bytes], label: str) -> Iterator[dict]:
-    """Samples as build_emoji_corpus.samples gives them; says now and then how far it is."""
+    """Yield samples like build_emoji.samples, and print progress."""
     for done, ((concept, item), picture) in enumerate(zip(rows, pictures), start=1):
         record = {**concept._asdict(), "style": item.style}
         yield {
@@ -81,7 +81,7 @@ def samples(rows: list[Row], pictures: Iterator[bytes], label: str) -> Iterator[
 
 
 def draw(svg: str) -> bytes:
-    """One picture; the renderer's complaint comes with the drawing it is about."""
+    """Render one image. BuildError quotes a drawing that the renderer refuses."""
     try:
         return render(svg)
     except ValueError as error:
@@ -90,33 +90,33 @@ def draw(svg: str) -> bytes:
 
 @contextmanager
 def renderer(jobs: int) -> Iterator[Callable[[list[str]], Iterator[bytes]]]:
-    """A function that draws SVGs in order, in `jobs` processes; the bytes do not depend on how many."""
+    """Yield a function that draws SVGs in order, in `jobs` processes; the bytes do not depend on their number."""
     if jobs == 1:
         yield lambda svgs: map(draw, svgs)
         return
-    # Spawned, for not every system forks, and the start takes a second. Ctrl-C is for the parent alone.
+    # Spawned, because not every system forks, and the start takes a second. Only the parent handles Ctrl-C.
     interrupts = (signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, interrupts) as pool:
         yield lambda svgs: pool.imap(draw, svgs, chunksize=32)
 
 
 def make_ready(out: Path, names: Iterable[str]) -> None:
-    """Make the folder, without what a killed build left. Refuses what would stand beside the shards as if of them."""
+    """Create the folder without unfinished files. Raise BuildError for foreign files that would look like ours."""
     out.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in out.glob("*.tar") if path.name not in set(names))
     if others:
         raise BuildError(
-            f"{out} holds {', '.join(others)}, not written by this build, so perhaps with other texts: "
-            "delete them, or give another --out"
+            f"{out} holds {', '.join(others)}, not written by this build, so perhaps with other texts. "
+            "Delete them, or give another --out"
         )
     readme = out / "README.md"
     if readme.exists() and not readme.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
-        raise BuildError(f"{readme} is not of an icon corpus and would be overwritten: give another --out")
+        raise BuildError(f"{readme} belongs to no icon corpus and would be overwritten. Give another --out")
     delete_unfinished(out)
 
 
 def delete_unfinished(out: Path) -> None:
-    """Delete what a build that broke off has written."""
+    """Delete the files of an interrupted build."""
     for unfinished in out.glob("*.tar.part"):
         unfinished.unlink()
 
@@ -124,8 +124,8 @@ def delete_unfinished(out: Path) -> None:
 def write_shards(out: Path, shards: dict[str, list[Row]], drawn: Callable) -> None:
     """Write {file: its drawings}.
 
-    They get their names when all are whole: a build that is killed leaves the folder's old shards, or none, never half
-    of one nor old ones among new ones.
+    They are renamed when all are complete: a killed build leaves the old shards, or none, never an incomplete one or a
+    mix of old and new.
     """
     for name, rows in shards.items():
         unfinished = out / f"{name}.part"
@@ -136,7 +136,7 @@ def write_shards(out: Path, shards: dict[str, list[Row]], drawn: Callable) -> No
 
 
 def write_notes(out: Path, shards: dict[str, list[Row]], licences: dict[str, bytes]) -> None:
-    """README.md and the licences of the sets beside the shards."""
+    """Write README.md and the licences of the sets next to the shards."""
     (out / "LICENSES").mkdir(exist_ok=True)
     table = []
     for name, rows in shards.items():
@@ -155,11 +155,11 @@ def write_notes(out: Path, shards: dict[str, list[Row]], licences: dict[str, byt
     )
 
 
-# --------------------------------------------------------------------------------------------- programme
+# ----------------------------------------------------------------------------------------------- program
 
 
 def build(styles: list[str], packages: Path, out: Path, jobs: int) -> list[str]:
-    """Write the shards of the styles with licences and README.md into `out`; returns the shards' names."""
+    """Write the shards of the styles with licences and README.md into `out`. Return the shards' names."""
     icons, licences = read_sets(packages)
     concepts = concepts_of(icons)
     planned = plan(icons, concepts)
@@ -176,7 +176,7 @@ def build(styles: list[str], packages: Path, out: Path, jobs: int) -> list[str]:
 
 
 def report(icons: list[Icon], concepts: dict[str, Concept], drawn: int) -> None:
-    """Print what the sets hold together."""
+    """Print the totals of all sets."""
     sets = defaultdict(set)
     for item in icons:
         sets[concepts[item.name].hexcode].add(item.package)
@@ -184,31 +184,31 @@ def report(icons: list[Icon], concepts: dict[str, Concept], drawn: int) -> None:
     print(
         f"{drawn} drawings of {len(sets)} concepts, {sum(len(of) > 1 for of in sets.values())} of them drawn by "
         f"several sets; {len(concepts) - len(sets)} names joined with others, {len(uncategorised)} concepts "
-        f"uncategorised; {len(icons) - drawn} drawings left out, as second of their style and concept",
+        f"uncategorised; {len(icons) - drawn} drawings omitted, as second of their style and concept",
         flush=True,
     )
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for the shards; default: data/icons, with --check nowhere")
+    parser.add_argument("--out", type=Path, help="folder for the shards; default: data/icons, none with --check")
     parser.add_argument("--style", action="append", choices=STYLES, help="a style, repeatable; default: all")
     parser.add_argument("--packages", type=Path, help="folder of the packages' .tgz files; missing ones are fetched")
     parser.add_argument("--check", type=Path, help="folder of shards to compare with; fails if texts or keys differ")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that draw; default: all cores")
     args = parser.parse_args(argv)
     if args.jobs < 1:
-        parser.error(f"--jobs {args.jobs}: at least one process has to draw")
+        parser.error(f"--jobs {args.jobs}: give 1 or more")
     if args.out is None and args.check is None:
         args.out = ROOT / "data/icons"
     if args.out is not None and args.check is not None and args.out.resolve() == args.check.resolve():
-        parser.error(f"--out {args.out} would overwrite the shards to compare with: give another folder, or no --out")
+        parser.error(f"--out {args.out} would overwrite the shards to compare with. Give another folder, or no --out")
     return args
 
 
 def compare_all(names: list[str], built: Path, wanted: Path) -> int:
-    """Print how each shard differs from the wanted one; 0 if keys and texts are equal, else 1."""
+    """Print how each shard differs from the expected one. Return 0 if keys and texts are equal, else 1."""
     verdicts = []
     for name in names:
         there = (wanted / name).is_file()
@@ -219,14 +219,14 @@ def compare_all(names: list[str], built: Path, wanted: Path) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build, compare; 0 if all is well, 1 if shards differ in more than pictures, 2 if something is missing."""
+    """Build and compare. Return 0, 1 if shards differ in more than images, or 2 if something is missing."""
     args = parse(argv)
-    specs = [package.spec for package in PACKAGES.values()]  # all: the texts are what all sets say
+    specs = [package.spec for package in PACKAGES.values()]  # all sets, because they share the texts
     with tempfile.TemporaryDirectory() as scratch:
         packages, out = args.packages or Path(scratch, "packages"), args.out or Path(scratch, "shards")
         problems = missing_tools(specs, packages)
         if args.check is not None and not args.check.is_dir():
-            problems.append(f"--check wants the folder {args.check}, which does not exist")
+            problems.append(f"---check needs the folder {args.check}, which does not exist")
         if problems:
             print("cannot build the corpus:\n- " + "\n- ".join(problems), file=sys.stderr)
             return 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 UNCATEGORISED = "uncategorised"
 BRAND = "brands"
-#: group: {subgroup: the sets' categories}. The order breaks ties; the group interface counts only where no other does.
+#: group: {subgroup: the sets' categories}. The order breaks ties; the group interface counts only if no other does.
 GROUPS: dict[str, dict[str, str]] = {
     "animals nature": {
         "animals": "animals|animal",

@@ -1,4 +1,4 @@
-"""The concepts of the icon corpus: the names that icon_joins joins, with all that the sets say of them."""
+"""The concepts of the icon corpus: the names that icon_joins joins, with all texts of the sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corpora.icon_joins import MODIFIERS, Icon, join
 
 
 class Concept(NamedTuple):
-    """The texts of all drawings of one thing; hexcode is the name joined by hyphens."""
+    """The texts of all drawings of one concept; hexcode is the name joined by hyphens."""
 
     hexcode: str
     name: str
@@ -21,17 +21,17 @@ class Concept(NamedTuple):
 
 
 def own_subgroup(icons: Iterable[Icon]) -> str:
-    """The subgroup that most sets give, or "".
+    """Return the subgroup that most sets give, or "".
 
-    One set has one vote for each of its categories. The vague ones of the group interface count only where there is
-    no other; a tie goes to the first in GROUPS.
+    One set has one vote for each of its categories. The vague ones of the group interface count only if there is no
+    other; a tie goes to the first in GROUPS.
     """
     votes = Counter(sub for _, sub in {(i.package, SUBGROUP[c]) for i in icons for c in i.categories if c in SUBGROUP})
     return min(votes, key=lambda sub: (GROUP[sub] == VAGUE, -votes[sub], RANK[sub]), default="")
 
 
 def borrowed_subgroup(name: str, keywords: Iterable[str], known: dict[str, str]) -> str:
-    """For a name without categories: that of the longest name that begins it, of its keywords, or that ends it."""
+    """Return the subgroup of a name without categories: of its longest known prefix, its keywords, or its suffix."""
     words = name.split()
     for n in range(len(words) - 1, 0, -1):
         if (start := " ".join(words[:n])) in known:
@@ -44,7 +44,7 @@ def borrowed_subgroup(name: str, keywords: Iterable[str], known: dict[str, str])
 
 
 def concepts_of(icons: Iterable[Icon]) -> dict[str, Concept]:
-    """{every icon's name: its concept}; joined names have the same one."""
+    """Return {every icon's name: its concept}; joined names share one."""
     entries = join(icons)
     own = {entry.name: own_subgroup(entry.icons) for entry in entries}
     known = {name: own[entry.name] for entry in entries for name in entry.sets_of if own[entry.name]}

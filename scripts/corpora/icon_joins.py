@@ -1,17 +1,17 @@
-"""Which names of icons are one concept.
+"""Rules that join names of icons into concepts.
 
-Icons of one normalised name are. Then names are joined by these rules, each over what those before it have left:
+Icons of one normalised name are one concept. Then these rules join names, each applied to the result of those before:
 
-- spelling: `bell-slash` is `bell off`, `number-two` is `number 2`, `qrcode` is `qr code` where some set writes that;
+- spelling: `bell-slash` is `bell off`, `number-two` is `number 2`, `qrcode` is `qr code` if some set writes that;
 - design: `calendar-alt` is `calendar`;
 - order: `circle-check` is `check circle`; but `eye search` is `search eye` only if the sets agree, for both are marks;
 - number: `thumbs-up` is `thumb up` if the sets agree;
 - kind: `currency-euro` is `euro` if the sets agree, as currency is its category;
-- other names: one set calls its icon so, and the two share a word or a subgroup, or differ by words that are swapped
-  in other names too; or the tags of both name each other; never if their numbers differ.
+- other names: one set gives the other name to its icon, and the two share a word or a subgroup, or differ by words
+  that are swapped in other names too; or the tags of both name each other; never if their numbers differ.
 
-The sets agree if all of them give a keyword that is not in the names, or a subgroup. No rule joins what one set draws
-as two, for that set tells them apart, nor a logo with anything else, nor a name that has two ways to go.
+The sets agree if all of them give a keyword that is not in the names, or a subgroup. No rule joins two icons of one
+set, because that set distinguishes them, or a logo with anything else, or a name with two candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from corpora.icon_categories import BRAND, GROUP, SUBGROUP, VAGUE
 
-#: Words that differ between the sets alone.
+#: Words that differ only between the sets.
 SAME_WORDS = {
     "slash": "off",
     "add": "plus",
@@ -42,13 +42,13 @@ SAME_WORDS = {
     "eight": "8",
     "nine": "9",
 }
-#: Last words that only say that it is another drawing.
+#: Last words that only mark another drawing.
 DESIGNS = {"alt", "variant"}
-#: How many names of a set begin or end with a word that is a kind of things, or a mark beside a thing.
+#: Least number of names in a set that begin with a kind of things, or end with a mark next to a thing.
 MANY = 10
-#: How often sets have to write one word for another before it counts as the same: `magnify` and `search`.
+#: Least number of swaps after which two words count as the same: `magnify` and `search`.
 SOME = 3
-#: Last words that say what is done to a thing, not what it is.
+#: Last words for an action on a thing, not the thing.
 MODIFIERS = {
     "plus",
     "minus",
@@ -69,14 +69,14 @@ MODIFIERS = {
     "left",
     "right",
 }
-#: What a thing stands in. Of two shapes the order of words says which is inside.
+#: Shapes around a thing. For two shapes, the order of words says which is inside.
 SHAPES = {"circle", "square", "hexagon", "octagon", "triangle", "rectangle", "diamond", "pentagon", "box"}
 ATTRIBUTES = MODIFIERS | SHAPES | {"top", "bottom", "vertical", "horizontal", "center"}
 LOGO = " logo"
 
 
 class Icon(NamedTuple):
-    """One drawing as its set describes it: normalised name, aliases and tags, its categories in lower case."""
+    """One drawing as its set describes it: normalised name, aliases and tags, and categories in lower case."""
 
     package: str
     style: str
@@ -88,7 +88,7 @@ class Icon(NamedTuple):
 
 
 class Entry:
-    """What all sets say of names that are one concept."""
+    """The icons of all sets whose names are one concept."""
 
     def __init__(self, icons: Iterable[Icon]) -> None:
         self.icons = list(icons)
@@ -98,43 +98,43 @@ class Entry:
 
     @cached_property
     def name(self) -> str:
-        """What most sets call it, then what is shorter."""
+        """Return the most frequent name, the shorter one in a tie."""
         return min(self.sets_of, key=lambda name: (-len(self.sets_of[name]), len(name), name))
 
     @cached_property
     def shortest(self) -> str:
-        """The shortest of its names: the one without a word of design."""
+        """Return its shortest name: the one without a word of design."""
         return min(self.sets_of, key=lambda name: (len(name), name))
 
     @cached_property
     def packages(self) -> set[str]:
-        """The sets that draw it."""
+        """Return the sets that draw it."""
         return {icon.package for icon in self.icons}
 
     @cached_property
     def aliases(self) -> set[str]:
-        """What its sets also call it."""
+        """Return its other names in its sets."""
         return {word for icon in self.icons for word in icon.aliases}
 
     @cached_property
     def keywords(self) -> set[str]:
-        """All aliases and tags."""
+        """Return all aliases and tags."""
         return self.aliases.union(*(icon.tags for icon in self.icons))
 
     @cached_property
     def clear_subgroups(self) -> set[str]:
-        """What the sets' categories are called here, without the vague ones that say nothing of a thing."""
+        """Return our subgroups of the sets' categories, without the vague ones."""
         subgroups = {SUBGROUP[c] for icon in self.icons for c in icon.categories if c in SUBGROUP}
         return {subgroup for subgroup in subgroups if GROUP[subgroup] != VAGUE}
 
     @cached_property
     def category_words(self) -> set[str]:
-        """The words of its sets' categories."""
+        """Return the words of its sets' categories."""
         return {singular(word) for icon in self.icons for c in icon.categories for word in normalise(c).split()}
 
     @cached_property
     def name_words(self) -> set[str]:
-        """The words of all its names."""
+        """Return the words of all its names."""
         return {singular(word) for name in self.sets_of for word in name.split()}
 
 
@@ -143,19 +143,19 @@ class Entry:
 
 @cache
 def normalise(name: str) -> str:
-    """Lower-case ASCII words joined by spaces: arrow-left, ArrowLeft and arrow_left are all `arrow left`."""
+    """Return lower-case ASCII words joined by spaces: arrow-left, ArrowLeft and arrow_left are all `arrow left`."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
     plain = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", plain)
     return " ".join(re.findall(r"[a-z0-9]+", re.sub(r"['’]", "", plain).lower()))
 
 
 def keyword(tag: str) -> str:
-    """A tag as a text: lower case, its words apart; a tag of signs alone, such as %, stays."""
+    """Return a tag as a text in lower case with separate words; a tag without letters, such as %, stays."""
     return normalise(tag) or tag.strip().lower()
 
 
 def concept_name(name: str, categories: Iterable[str]) -> str:
-    """A normalised name; a brand's is `... logo`, which keeps Apple's apart from the fruit."""
+    """Return a normalised name; a brand's is `... logo`, so that Apple's differs from the fruit."""
     plain = normalise(name)
     if not any(GROUP.get(SUBGROUP.get(category, "")) == BRAND for category in categories):
         return plain
@@ -163,24 +163,24 @@ def concept_name(name: str, categories: Iterable[str]) -> str:
 
 
 def singular(word: str) -> str:
-    """A word without the s of a plural."""
+    """Return a word without the s of a plural."""
     if len(word) > 3 and word.endswith("ies"):
         return f"{word[:-3]}y"
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
 
 
 def without_design(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Words without those at the end that only say that it is another drawing."""
+    """Return words without final ones that only mark another drawing."""
     while len(words) > 1 and words[-1] in DESIGNS:
         words = words[:-1]
     return words
 
 
 class Vocabulary:
-    """How the sets write words, and what they use them for.
+    """The spelling and use of words in the sets.
 
-    compounds: {word that some name writes as two: the two}; things: words that are names of their own; marks: words
-    that end many names of a set; kinds: words of a set's categories that begin many of its names.
+    compounds: {word that some name writes as two: the two}; things: words that are also names; marks: words that end
+    many names of a set; kinds: words of a set's categories that begin many of its names.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -196,16 +196,16 @@ class Vocabulary:
         self.kinds = {word for (word, _), count in starts.items() if count >= MANY}
 
     def spelt(self, name: str) -> tuple[str, ...]:
-        """The words of a name in the one way in which all sets could write them."""
+        """Return the words of a name in a spelling common to all sets."""
         parts = (part for word in name.split() for part in self.compounds.get(word, (word,)))
         return tuple(SAME_WORDS.get(part, part) for part in parts)
 
     def numbers(self, entry: Entry) -> list[str]:
-        """The numbers in its name."""
+        """Return the numbers in its name."""
         return [word for word in self.spelt(entry.shortest) if word.isdigit()]
 
     def swap(self, one: Entry, two: Entry) -> frozenset[str]:
-        """The two words in which two names differ; empty if they differ in more."""
+        """Return the two words in which two names differ; empty if they differ in more."""
         mine, theirs = (Counter(self.spelt(entry.shortest)) for entry in (one, two))
         words = [*(mine - theirs).elements()], [*(theirs - mine).elements()]
         return frozenset(words[0] + words[1]) if len(words[0]) == len(words[1]) == 1 else frozenset()
@@ -215,7 +215,7 @@ class Vocabulary:
 
 
 def gather(icons: Iterable[Icon]) -> list[Entry]:
-    """One entry for each name, sorted."""
+    """Return one entry for each name, sorted."""
     by_name: defaultdict[str, list[Icon]] = defaultdict(list)
     for icon in icons:
         by_name[icon.name].append(icon)
@@ -223,7 +223,7 @@ def gather(icons: Iterable[Icon]) -> list[Entry]:
 
 
 def may_join(entries: list[Entry]) -> bool:
-    """Whether no set draws two of them, and all are logos or none is."""
+    """Return whether no set draws two of them, and all are logos or none is."""
     sets = set().union(*(entry.packages for entry in entries))
     return len(sets) == sum(len(entry.packages) for entry in entries) and (
         len({entry.name.endswith(LOGO) for entry in entries}) == 1
@@ -231,7 +231,7 @@ def may_join(entries: list[Entry]) -> bool:
 
 
 def agree(entries: list[Entry]) -> bool:
-    """Whether all say the same of a thing by a keyword that is not in their names, or by a subgroup."""
+    """Return whether all share a keyword that is not in their names, or a subgroup."""
     own = set().union(*(entry.name_words for entry in entries))
     said = set.intersection(*(entry.keywords for entry in entries))
     said = {text for text in said if not own.issuperset(map(singular, text.split()))}
@@ -239,14 +239,14 @@ def agree(entries: list[Entry]) -> bool:
 
 
 def merge(entries: Iterable[Entry]) -> Entry:
-    """The entry of all their icons."""
+    """Return the entry of all their icons."""
     return Entry(icon for entry in entries for icon in entry.icons)
 
 
 def join_alike(
     entries: list[Entry], key: Callable[[Entry], Hashable], same: Callable[[list[Entry]], bool]
 ) -> list[Entry]:
-    """Entries of one key made one where they may be joined and are the `same`; else all of that key stay apart."""
+    """Merge the entries of a key if they may be joined and are the `same`; else all of that key stay separate."""
     alike: defaultdict[Hashable, list[Entry]] = defaultdict(list)
     for entry in entries:
         alike[key(entry)].append(entry)
@@ -257,7 +257,7 @@ def join_alike(
 
 
 def join_spellings(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry]:
-    """Entries whose names are the same words: by spelling, design, order, number and kind."""
+    """Join entries whose names have the same words: by spelling, design, order, number and kind."""
 
     def words(entry: Entry) -> tuple[str, ...]:
         return vocabulary.spelt(entry.shortest)
@@ -265,7 +265,7 @@ def join_spellings(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry]:
     def without_kind(entry: Entry) -> tuple[str, ...]:
         first, *rest = words(entry)
         is_kind = first in vocabulary.kinds and singular(first) in entry.category_words
-        # what is left has to be a thing: not `pause` of `map pause`, not `up` of `arrow up`
+        # the rest must be a thing: not `pause` of `map pause`, not `up` of `arrow up`
         is_thing = bool(rest) and rest[-1] not in vocabulary.marks and not ATTRIBUTES.issuperset(rest)
         return tuple(rest) if is_kind and is_thing else (first, *rest)
 
@@ -286,9 +286,9 @@ def join_spellings(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry]:
 
 
 class Link(NamedTuple):
-    """Two entries (by number) of which one names the other, or both do; one_calls: as another name, not a tag alone.
+    """Two entries (by number) of which one or both name the other; one_calls: as another name, not only a tag.
 
-    common: the share of the keywords of the one that has fewer that the other has too.
+    common: the share of the shorter keyword list that the other list contains.
     """
 
     first: int
@@ -299,18 +299,18 @@ class Link(NamedTuple):
 
     @property
     def strength(self) -> int:
-        """By what they are linked: tags alone 0, another name 1, another name and back 2."""
+        """Return the strength: 0 by tags only, 1 by another name, 2 by another name in both directions."""
         return self.one_calls * (1 + self.both_name)
 
     def beats(self, rival: Link) -> bool:
-        """Whether it is clearly the surer one."""
+        """Return whether it is clearly the more certain one."""
         if self.strength != rival.strength:
             return self.strength > rival.strength
         return self.common > 2 * rival.common
 
 
 def find_links(entries: list[Entry], vocabulary: Vocabulary) -> list[Link]:
-    """The pairs of entries that are one thing by what they call each other."""
+    """Find the pairs of entries that are one thing because they name each other."""
     exact = {name: i for i, entry in enumerate(entries) for name in entry.sets_of}
     spelt: defaultdict[tuple[str, ...], set[int]] = defaultdict(set)
     for name, i in exact.items():
@@ -344,10 +344,10 @@ def find_links(entries: list[Entry], vocabulary: Vocabulary) -> list[Link]:
 
 
 def sure_links(entries: list[Entry], links: list[Link]) -> list[Link]:
-    """Those that leave no choice, the surest first.
+    """Return the unambiguous links, the most certain first.
 
-    By tags alone two are one thing only if neither is linked with a third. By another name each may be linked with
-    several, for a set has one of them, but with no two of one set, unless one link is clearly the surer.
+    By tags only, two are one thing if neither is linked with a third. By another name each may be linked with several,
+    because a set has one of them, but not with two of one set, unless one link is clearly more certain.
     """
     others: defaultdict[int, list[tuple[int, Link]]] = defaultdict(list)
     for link in links:
@@ -367,7 +367,7 @@ def sure_links(entries: list[Entry], links: list[Link]) -> list[Link]:
 
 
 def join_other_names(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry]:
-    """Entries that are other names of each other; one of several names all the others, so that none form a chain."""
+    """Join entries that are other names of each other. One entry must name all the others, so that no chain forms."""
     links = find_links(entries, vocabulary)
     linked = {pair for link in links for pair in ((link.first, link.second), (link.second, link.first))}
     part_of = [[i] for i in range(len(entries))]
@@ -382,7 +382,7 @@ def join_other_names(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry
 
 
 def join(icons: Iterable[Icon]) -> list[Entry]:
-    """One entry for each concept, sorted by name."""
+    """Return one entry for each concept, sorted by name."""
     entries = gather(icons)
     vocabulary = Vocabulary(entries)
     entries = join_spellings(entries, vocabulary)

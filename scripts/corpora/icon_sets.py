@@ -1,4 +1,4 @@
-"""The six icon sets: the npm packages they come in, and what each says of its icons, read from its own format."""
+"""The six icon sets: their npm packages, and readers for the format of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Files = dict[str, bytes]
 
 
 class Package(NamedTuple):
-    """A pinned npm package: its checksum as npm gives it, its licence, the styles it draws."""
+    """A pinned npm package: its npm checksum, its licence, and its styles."""
 
     spec: str
     integrity: str
@@ -30,7 +30,7 @@ class Package(NamedTuple):
     styles: tuple[str, ...]
 
 
-# Later releases of unicons (from 4.0.2) and remixicon (from 4.9) are under licences of their own that limit use.
+# Later releases of unicons (from 4.0.2) and remixicon (from 4.9) have their own licences, which limit use.
 PACKAGES = {
     "tabler": Package(
         "@tabler/icons@3.51.0",
@@ -75,7 +75,7 @@ STYLES = [style for package in PACKAGES.values() for style in package.styles]
 
 
 def check_sum(tarball: Path, package: Package) -> None:
-    """Raise BuildError unless the tarball is the one that npm published."""
+    """Raise BuildError if the tarball differs from the one that npm published."""
     found = "sha512-" + b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
     if found != package.integrity:
         raise BuildError(
@@ -85,11 +85,11 @@ def check_sum(tarball: Path, package: Package) -> None:
 
 
 def unpack(tarball: Path) -> Files:
-    """{path: content} of a package's texts and drawings, without the folder package/ that npm puts them in."""
+    """Return {path: content} of a package's texts and drawings, without npm's top folder package/."""
     try:
         with tarfile.open(tarball, "r:gz") as tar:
             wanted = [m for m in tar if m.isfile() and re.search(r"\.(svg|json|mjs)$|/licen[cs]e", m.name, re.I)]
-            # npm writes some names as package/./dist/index.mjs
+            # npm writes some names like package/./dist/index.mjs
             names = [posixpath.normpath(m.name).split("/", 1)[1] for m in wanted]
             contents = [tar.extractfile(m) for m in wanted]
             return {name: content.read() for name, content in zip(names, contents) if content}
@@ -99,15 +99,15 @@ def unpack(tarball: Path) -> Files:
 
 @contextmanager
 def explained(package: Package) -> Iterator[None]:
-    """Say which package does not look as this script expects."""
+    """Name the package that is not laid out as this script expects."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise BuildError(f"{package.spec} is not laid out as expected: {error!r}; use the pinned version") from error
+        raise BuildError(f"{package.spec} is not laid out as expected: {error!r}. Use the pinned version") from error
 
 
 def licence_text(files: Files) -> bytes:
-    """The package's licence file."""
+    """Return the package's licence file."""
     return files[next(path for path in sorted(files) if re.fullmatch(r"licen[cs]e(\.\w+)?", path, re.I))]
 
 
@@ -115,7 +115,7 @@ def licence_text(files: Files) -> bytes:
 
 
 def icon(style: str, name: str, svg: bytes, words: Mapping[str, Iterable[str]] | None = None) -> Icon:
-    """An Icon of raw texts: words holds `aliases`, `tags` and `categories` as the set writes them."""
+    """Build an Icon from raw texts: words holds `aliases`, `tags` and `categories` as the set writes them."""
     raw = words or {}
     categories = tuple(sorted({category.strip().lower() for category in raw.get("categories", ()) if category}))
     package = next(key for key, package in PACKAGES.items() if style in package.styles)
@@ -131,14 +131,14 @@ def icon(style: str, name: str, svg: bytes, words: Mapping[str, Iterable[str]] |
 
 
 def drawings(files: Files, folder: str) -> Iterator[tuple[str, bytes]]:
-    """(name, SVG) of the drawings right in a folder, sorted."""
+    """Yield (name, SVG) of the drawings directly in a folder, sorted."""
     for path in sorted(files):
         if posixpath.dirname(path) == folder and path.endswith(".svg"):
             yield posixpath.basename(path).removesuffix(".svg"), files[path]
 
 
 def read_tabler(files: Files) -> Iterator[Icon]:
-    """Tabler: one category and tags in icons.json; the folder is the style, so names keep words such as line."""
+    """Read Tabler: one category and tags in icons.json; the folder is the style, so names keep words such as line."""
     words = json.loads(files["icons.json"])
     for style, folder in (("tabler", "icons/outline"), ("tabler-filled", "icons/filled")):
         for name, svg in drawings(files, folder):
@@ -153,13 +153,13 @@ PHOSPHOR_ENTRY = re.compile(
 
 
 def read_phosphor(files: Files) -> Iterator[Icon]:
-    """Phosphor: categories, tags and former names in a JavaScript module; the weight ends a file's name."""
+    """Read Phosphor: categories, tags and former names in a JavaScript module; the weight ends a file's name."""
     words = {}
     for name, alias, categories, main, tags in PHOSPHOR_ENTRY.findall(files["dist/index.mjs"].decode()):
         marked = re.findall(r'"([^"]*)"', tags)
         words[name] = {
             "aliases": [alias] if alias else [],
-            "tags": [tag for tag in marked if not tag.startswith("*")],  # *new* and *updated* say nothing of the icon
+            "tags": [tag for tag in marked if not tag.startswith("*")],  # *new* and *updated* do not describe the icon
             "categories": [*re.findall(r"\w+\.(\w+)", categories), main],
         }
     for style in PACKAGES["phosphor"].styles:
@@ -170,13 +170,13 @@ def read_phosphor(files: Files) -> Iterator[Icon]:
 
 
 def read_lucide(files: Files) -> Iterator[Icon]:
-    """Lucide: tags in tags.json; a file that is not there has the drawing of one that is, and so is its alias."""
+    """Read Lucide: tags in tags.json; a missing file shares the drawing of an existing one, and is its alias."""
     tags = json.loads(files["tags.json"])
     bodies: dict[bytes, str] = {}
     aliases: defaultdict[str, list[str]] = defaultdict(list)
     rows = dict(drawings(files, "icons"))
     for name in sorted(rows, key=lambda name: (name not in tags, name)):
-        body = rows[name].split(b">", 2)[-1]  # behind the comment and the <svg> with the name as its class
+        body = rows[name].split(b">", 2)[-1]  # after the comment and the <svg> with the name as its class
         if name in tags:
             bodies[body] = name
         elif body in bodies:
@@ -185,7 +185,7 @@ def read_lucide(files: Files) -> Iterator[Icon]:
         yield icon("lucide", name, rows[name], {"aliases": aliases[name], "tags": tags[name]})
 
 
-# The package leaves these to a stylesheet; without it the parts of a drawing run into one black shape.
+# The package defines these in a stylesheet; without it all parts of a drawing are one black shape.
 MONOCHROME = (
     b"<style>"
     + b"".join(
@@ -197,7 +197,7 @@ MONOCHROME = (
 
 
 def read_unicons(files: Files) -> Iterator[Icon]:
-    """Unicons: category and tags in one JSON file for each style."""
+    """Read Unicons: category and tags in one JSON file for each style."""
     for style in PACKAGES["unicons"].styles:
         kind = style.removeprefix("unicons-")
         words = {entry["name"]: entry for entry in json.loads(files[f"json/{kind}.json"])}
@@ -211,7 +211,7 @@ def read_unicons(files: Files) -> Iterator[Icon]:
 
 
 def read_mdi(files: Files) -> Iterator[Icon]:
-    """Material Design Icons: aliases, and categories that they call tags; -outline at the end is a style."""
+    """Read Material Design Icons: aliases, and categories that they call tags; -outline at the end is a style."""
     for entry in sorted(json.loads(files["meta.json"]), key=lambda entry: entry["name"]):
         name = entry["name"]
         style = "mdi-outline" if name.endswith("-outline") else "mdi"
@@ -221,7 +221,7 @@ def read_mdi(files: Files) -> Iterator[Icon]:
 
 
 def read_remixicon(files: Files) -> Iterator[Icon]:
-    """Remix: the folder is the category, -line or -fill the style; what has neither is drawn in lines."""
+    """Read Remix: the folder is the category, -line or -fill the style; a name with neither is drawn in lines."""
     for folder in sorted({posixpath.dirname(path) for path in files if path.startswith("icons/")}):
         for name, svg in drawings(files, folder):
             style = "remixicon-fill" if name.endswith("-fill") else "remixicon-line"
@@ -240,7 +240,7 @@ READERS: dict[str, Callable[[Files], Iterator[Icon]]] = {
 
 
 def read_sets(folder: Path) -> tuple[list[Icon], dict[str, bytes]]:
-    """The icons of all sets, and the sets' licences."""
+    """Return the icons of all sets, and the sets' licences."""
     icons: list[Icon] = []
     licences = {}
     for key, package in PACKAGES.items():
@@ -251,6 +251,6 @@ def read_sets(folder: Path) -> tuple[list[Icon], dict[str, bytes]]:
             try:
                 licences[key] = licence_text(files)
             except StopIteration:
-                raise BuildError(f"{package.spec} has no licence file: its drawings cannot be passed on") from None
+                raise BuildError(f"{package.spec} has no licence file, which redistribution needs") from None
             icons += READERS[key](files)
     return icons, licences

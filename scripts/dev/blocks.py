@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a page names -> what runs, because weights must be downloaded or the model of the tests knows nothing.
+#: Text of a page -> its replacement, because weights need a download or the model of the tests is at chance.
 REPLACED = {
     "--model ViT-B-32 --pretrained openai": "--model local-dir:clip",
     "--model ViT-B-16-SigLIP2 --pretrained webli": "--model local-dir:clip",
@@ -76,12 +76,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, the start page and the guides."""
+    """Return README, the start page and the guides."""
     return [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The blocks of a page in order."""
+    """Return the blocks of a page in order."""
     return [
         Block("bash", match["setup"])
         if match["setup"] is not None
@@ -91,7 +91,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def lines_of(code: str) -> Iterator[str]:
-    """The command lines of a bash block, continued lines joined, comments dropped."""
+    """Yield the command lines of a bash block, with continued lines joined and without comments."""
     for line in re.sub(r"\\\n\s*", " ", code).splitlines():
         words = re.sub(r"(^|\s)#.*", "", line).strip()
         if words:
@@ -99,7 +99,7 @@ def lines_of(code: str) -> Iterator[str]:
 
 
 def placed(source: str, target: str) -> None:
-    """Copy a file; give a large one, which commands replace and never change, a second name if the disk allows it."""
+    """Copy a file. A large one, which commands replace but never change, becomes a hard link if possible."""
     if os.path.getsize(source) > 1e6:
         with contextlib.suppress(OSError):  # another disk
             os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
@@ -111,7 +111,7 @@ class Sandbox:
     """A folder that resembles a clone after `make demo`, in which the blocks of a page run."""
 
     def __init__(self, folder: Path, inputs: Path, demo: Path):
-        """inputs: a folder by `make_inputs`; demo: a finished run."""
+        """Build the folder. inputs: a folder by `make_inputs`; demo: a finished run."""
         self.folder, self.names = folder, dict[str, Any]()
         shutil.copytree(inputs, folder, dirs_exist_ok=True)
         for name in ("data", "scripts", "slurm"):
@@ -148,7 +148,7 @@ class Sandbox:
         return self.shell(line)
 
     def printed(self, run: Any, name: str) -> str:
-        """What a call prints on both streams. RuntimeError if it fails."""
+        """Return the output of a call on both streams. RuntimeError if it fails."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
@@ -169,7 +169,7 @@ class Sandbox:
         return self.plain(done.stdout + done.stderr)
 
     def served(self, line: str) -> str:
-        """What a server prints until its address is there; then it is stopped. It takes any free port."""
+        """Start a server on a free port, return its output up to its address, and stop it."""
         free = f"exec {line} --port 0" if line.startswith("prolip ") else f"exec {line}"
         with subprocess.Popen(
             ["bash", "-c", free], env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -191,14 +191,14 @@ class Sandbox:
         }
 
     def plain(self, text: str) -> str:
-        """Output without this folder's address, colours and lines that were overwritten."""
+        """Return output without this folder's path, colours and overwritten lines."""
         text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text).replace(f"{self.folder.resolve()}/", "")
         text = text.replace(f"{ROOT}/", "")
         return "".join(line.rpartition("\r")[2] for line in text.splitlines(keepends=True))
 
 
 def words_of(text: str) -> set[str]:
-    """The words of an output that do not depend on the model: no numbers, no quoted text, no counts in words."""
+    """Return the words of an output that do not depend on the model: no numbers, quoted text or counts in words."""
     text = re.sub(
         r"\babout 1 in\b|\bnearly all\b|\babout \d+ of \d+\b", " ", re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", " ", text)
     )
@@ -206,14 +206,14 @@ def words_of(text: str) -> set[str]:
 
 
 def missing_words(block: Block, printed: str) -> set[str]:
-    """Words of the output on the page that the command did not print and that its code does not contain."""
+    """Return words of the page's output that are neither in the printed output nor in the code."""
     strip = "(:,;.)"
     there = {word.strip(strip) for word in words_of(printed) | set(re.findall(r"[A-Za-z_@/-]+", block.code))}
     return {word.strip(strip) for word in words_of(block.said or "")} - there
 
 
 def shortened(printed: str, shown: str) -> str:
-    """An output with as many first and last lines as the page shows around its `...`."""
+    """Shorten an output to as many first and last lines as the page shows around its `...`."""
     new, old = printed.rstrip("\n").splitlines(), shown.rstrip("\n").splitlines()
     if "..." not in old:
         return "".join(f"{line.rstrip()}\n" for line in new)
@@ -224,7 +224,7 @@ def shortened(printed: str, shown: str) -> str:
 
 
 def drawings(count: int) -> list[tuple[bytes, dict[str, str]]]:
-    """Drawings of the demo's test designer as WebP, with their fields."""
+    """Return drawings of the demo's test designer as WebP, with their fields."""
     found = []
     with tarfile.open(ROOT / "data/emoji/emojione.tar") as tar:
         for member in tar:
@@ -237,7 +237,7 @@ def drawings(count: int) -> list[tuple[bytes, dict[str, str]]]:
 
 
 def make_inputs(folder: Path) -> Path:
-    """Write a person's small data: 60 images in every form that the pages name.
+    """Write a user's small data: 60 images in every form that the pages name.
 
     photos/01.png ... with captions.csv (image, caption); classes/CLASS/01.png; pairs.parquet; shards/0000.tar and
     0001.tar; crawl/ as shards, with ten wrong captions; dataset_coco.json and coco/; clip/: a small CLIP of OpenCLIP's.
@@ -268,7 +268,7 @@ def make_inputs(folder: Path) -> Path:
 
 
 def write_tables(folder: Path, rows: list[tuple[str, bytes, str, str]]) -> None:
-    """The rows as a CSV, as Parquet, and as shards, once with wrong captions."""
+    """Write the rows as a CSV, as Parquet, and as shards, once with wrong captions."""
     import csv
 
     import pyarrow as pa
@@ -292,7 +292,7 @@ def write_tables(folder: Path, rows: list[tuple[str, bytes, str, str]]) -> None:
 
 
 def write_clip(folder: Path) -> None:
-    """A small random CLIP in the form in which OpenCLIP saves models."""
+    """Write a small random CLIP in OpenCLIP's format."""
     import open_clip
     import torch
     from safetensors.torch import save_file
@@ -313,7 +313,7 @@ def write_clip(folder: Path) -> None:
 
 
 def refresh(path: Path, inputs: Path, demo: Path, write: bool) -> int:
-    """Run a page. Print what differs, or write it; returns how many blocks failed or differ."""
+    """Run a page, and print or write differences. Return the number of blocks that failed or differ."""
     text, wrong, parts, done = path.read_text(encoding="utf-8"), 0, [], 0
     with tempfile.TemporaryDirectory() as scratch:
         sandbox = Sandbox(Path(scratch), inputs, demo)
@@ -343,7 +343,7 @@ def main() -> int:
     parser.add_argument("--demo", type=Path, default=ROOT / "runs/demo", help="the finished run to use")
     args = parser.parse_args()
     if not (args.demo / "model").is_dir():
-        parser.error(f"{args.demo} holds no finished run: train it with `make demo`, or name one with --demo")
+        parser.error(f"{args.demo} holds no finished run. Train it with `make demo`, or give one with --demo")
     with tempfile.TemporaryDirectory() as scratch:
         inputs = make_inputs(Path(scratch) / "inputs")
         return min(

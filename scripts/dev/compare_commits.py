@@ -1,15 +1,14 @@
-"""Does a change leave every number as it was? Two commits train and evaluate alike, and are compared bit for bit.
+"""Does a change keep every number? The script trains and evaluates with two commits, and compares bit for bit.
 
     python scripts/dev/compare_commits.py main~20 main
     python scripts/dev/compare_commits.py main~20 main --model runs/demo/model     evaluate this model instead
 
-Runs of the demo's recipe: in one process, in two ranks, by every other method, and one that the first commit begins and
-the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
-parameters and metrics must be the same; 1 if anything is not. Metrics may be summed in another order: if they part by
-less than 1e-14, the largest difference is given. What the second commit writes beside what the first one did is no
-difference. What a commit runs is its own `src` and `scripts`. If only the second commit has versions of random numbers,
-it draws those of version 1, so that this change hides no other one. Commits may spell flags, keys and files in two
-ways: the tables RENAMED_... say which.
+It runs the demo's recipe in one process, in two ranks, with every other method, and as a run that the first commit
+begins and the second resumes. Then it evaluates one saved model on the corpus, both kinds of its tasks and
+clip_benchmark. Losses, parameters and metrics must be equal; else the exit code is 1. Metrics may be summed in another
+order: for differences below 1e-14 the largest is printed. Additional output of the second commit is no difference. Each
+commit runs its own `src` and `scripts`. If only the second commit has versions of random numbers, it uses version 1, so
+that this change hides no other one. The tables RENAMED_... list flags, keys and files with different names.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Today's spelling -> the former one. The code below uses today's; a commit whose source lacks it gets the former one.
-#: To fill in: write the new name in the code below, and here the new one with the old one, such as
+#: Current name -> former name. The code below uses the current one; a commit without it gets the former one.
+#: To add one, write the new name in the code below, and here the new with the old name, such as
 #: {"--similarity": "--score"}, {"aurc": "area"}, {"eval.json": "evaluation.json"} or {"training.main": "training"}.
 RENAMED_FLAGS: dict[str, str] = {}
-#: Keys of JSON, whole or a part between slashes.
+#: Keys of JSON, whole or the part between slashes.
 RENAMED_KEYS: dict[str, str] = {}
-#: Files that runs and evaluations write, and recipes.
+#: Output files of runs and evaluations, and recipes.
 RENAMED_FILES: dict[str, str] = {}
-#: Modules that are run.
+#: Modules that the script runs.
 RENAMED_MODULES: dict[str, str] = {}
 RECIPE = [
     "--config",
@@ -49,7 +48,7 @@ RECIPE = [
 ]
 CORPUS = ["--data", "data/emoji/emojione.tar"]
 NAMES = ["--names", "data/emoji/noto.tar", "--select", "group=food drink|travel places; subgroup!=time"]
-#: Parts of what is written that are of the moment and the machine.
+#: Parts of the output that depend on the time and the machine.
 PASSING = {
     "samples_per_second",
     "data_wait",
@@ -61,9 +60,9 @@ PASSING = {
     "source",
     "fingerprint",
     "task",
-}  # the last two of code, too
+}  # the last two also depend on the code
 
-#: What may part in the last digits, and how far.
+#: Outputs that may differ in the last digits, and by how much.
 METRICS, ROUNDING = {"evaluation", "corpus", "tasks", "clip_benchmark emoji", "clip_benchmark subgroups"}, 1e-14
 
 
@@ -77,10 +76,10 @@ class Commit:
             ["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, name], capture_output=True, text=True
         )
         if done.returncode:
-            sys.exit(f"error: {name} is no commit that can be checked out: {done.stderr.strip()}")
+            sys.exit(f"error: cannot check out {name}: {done.stderr.strip()}")
 
     def run(self, *words: object) -> None:
-        """A command of Python in the commit's folder, in its spelling; ends the program where it fails."""
+        """Run a Python command in the commit's folder, with its names. SystemExit if it fails."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "2"}
         command = [sys.executable, *(self.spelled(str(word)) for word in words)]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
@@ -89,7 +88,7 @@ class Commit:
             sys.exit(f"error: {self.name}: {said}")
 
     def spelled(self, word: str) -> str:
-        """A flag, module or file as this commit has it."""
+        """Return this commit's name of a flag, module or file."""
         if word in RENAMED_FLAGS and not self.defines(word):
             return RENAMED_FLAGS[word]
         if word in RENAMED_MODULES and not self.has_module(word):
@@ -99,29 +98,29 @@ class Commit:
         return word
 
     def defines(self, flag: str) -> bool:
-        """Whether its source has a flag, as a string or as a field of settings."""
+        """Return whether its source has a flag, as a string or as a field of settings."""
         field = flag.lstrip("-").replace("-", "_")
         pattern = re.compile(rf"""["']{re.escape(flag)}["']|^\s+{re.escape(field)}\s*:""", re.MULTILINE)
         return any(pattern.search(path.read_text(encoding="utf-8")) for path in (self.folder / "src").rglob("*.py"))
 
     def has_module(self, name: str) -> bool:
-        """Whether a module is in its source."""
+        """Return whether its source has a module."""
         path = self.folder / "src" / name.replace(".", "/")
         return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
 
     @property
     def output(self) -> str:
-        """Its flag of training for the folder of all runs."""
+        """Return its training flag for the folder of all runs."""
         return "--output-dir" if self.defines("--output-dir") else "--output"
 
     @property
     def has_versions(self) -> bool:
-        """Whether its random numbers have versions, which --draws chooses."""
+        """Return whether --draws chooses a version of its random numbers."""
         return self.defines("--draws")
 
     @property
     def has_verbs(self) -> bool:
-        """Whether `prolip VERB` is there."""
+        """Return whether it has `prolip VERB`."""
         return self.has_module("prolip.cli.eval") or self.has_module("prolip.cli.main")
 
     def remove(self) -> None:
@@ -129,14 +128,14 @@ class Commit:
 
 
 def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) -> Path:
-    """A run of the demo's recipe."""
+    """Train the demo's recipe, and return the run's folder."""
     module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks] if ranks > 1 else []
     commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, commit.output, out, "--name", name, *words)
     return out / name
 
 
 def lasting(value: Any) -> Any:
-    """JSON without what is of the moment, with today's keys."""
+    """Return JSON without the parts in PASSING, with current keys."""
     if isinstance(value, dict):
         today = {todays(key): part for key, part in value.items()}
         return {key: lasting(part) for key, part in today.items() if key not in PASSING}
@@ -144,19 +143,19 @@ def lasting(value: Any) -> Any:
 
 
 def todays(key: str) -> str:
-    """A key of JSON in today's spelling."""
+    """Return the current name of a JSON key."""
     names = {former: today for today, former in RENAMED_KEYS.items()}
     return names.get(key) or "/".join(names.get(part, part) for part in key.split("/"))
 
 
 def written(folder: Path, name: str) -> Path:
-    """A file that a commit wrote, under either name."""
+    """Return a file that a commit wrote, under either name."""
     former = RENAMED_FILES.get(name, name)
     return folder / (name if (folder / name).exists() else former)
 
 
 def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
-    """What a run leaves that must not change."""
+    """Yield the output of a run that must not change."""
     lines = written(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     yield "terms", [lasting(x) for x in map(json.loads, lines) if x["kind"] == "train"]
     yield "samples", written(folder, "ledger/rank_0.jsonl").read_bytes()
@@ -165,12 +164,12 @@ def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str, Any]]:
-    """What every evaluator says of a model."""
+    """Yield the results of every evaluation of a model."""
     given = ["--model", f"local-dir:{model}"]
     if commit.has_verbs:
         drawings, sets_of_tasks, benchmark = (["-m", "prolip", "eval", x] for x in ("emoji", "tasks", "clip-benchmark"))
         data, output = "--data", "--output"
-    else:  # before there was `prolip`
+    else:  # before the command `prolip`
         drawings, sets_of_tasks = ["-m", "prolip.evaluation.corpus"], ["-m", "prolip.evaluation"]
         benchmark = ["-m", "prolip.evaluation.clip_benchmark"]
         data, output = "--dataset", "--out"
@@ -207,7 +206,7 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
 
 
 def compare(title: str, before: Iterator[tuple[str, Any]], after: Iterator[tuple[str, Any]]) -> bool:
-    """Whether all parts are the same, with a line for each."""
+    """Return whether all parts are equal, and print a line for each."""
     same = True
     for (part, a), (_, b) in zip(before, after, strict=True):
         gone = sorted(a.keys() - b.keys()) if isinstance(a, dict) else []
@@ -224,7 +223,7 @@ def compare(title: str, before: Iterator[tuple[str, Any]], after: Iterator[tuple
 
 
 def largest_difference(a: Any, b: Any) -> float:
-    """Between the numbers of two values; infinite where anything else differs or is gone."""
+    """Return the largest difference between numbers of two values; infinite if anything else differs or is missing."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() <= b.keys():
         return max((largest_difference(a[key], b[key]) for key in a), default=0.0)
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
@@ -235,7 +234,7 @@ def largest_difference(a: Any, b: Any) -> float:
 
 
 def first_difference(a: Any, b: Any, place: str = "") -> str:
-    """Where two values part most."""
+    """Describe the place where two values differ most."""
     if isinstance(a, dict) and isinstance(b, dict):
         key = max(a, key=lambda key: largest_difference(a[key], b[key]) if key in b else float("inf"))
         return first_difference(a[key], b.get(key), f"{place}/{key}")
@@ -267,7 +266,7 @@ def main() -> None:
 
 
 def compare_all(commits: list[Commit], root: Path, options: argparse.Namespace) -> Iterator[bool]:
-    """Every comparison, one after the other."""
+    """Yield the result of every comparison in turn."""
     before, after = commits
     outs = [root / "runs0", root / "runs1"]
     steps = ["--max-steps", options.steps]
@@ -285,7 +284,7 @@ def compare_all(commits: list[Commit], root: Path, options: argparse.Namespace) 
     whole = train(before, outs[0], "whole", *half, options.steps)
     train(before, outs[1], "half", *half, options.steps // 2)
     halves = train(after, outs[1], "half", *half, options.steps, "--resume", "latest")
-    yield compare("begun before, gone on with after", of_run(whole), of_run(halves))
+    yield compare("begun before, resumed after", of_run(whole), of_run(halves))
     model = (options.model or outs[0] / "one/model").resolve()
     yield compare("evaluated", *(of_evaluation(commit, root / f"eval{n}", model) for n, commit in enumerate(commits)))
 

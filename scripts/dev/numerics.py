@@ -1,11 +1,11 @@
-"""Run the tests of arithmetic as other CPUs would: `make test-numerics`.
+"""Run the tests of arithmetic with the kernels of other CPUs: `make test-numerics`.
 
     python scripts/dev/numerics.py               every setting that this CPU has, one after the other
-    python scripts/dev/numerics.py --list        only say which those are, and which are left out
+    python scripts/dev/numerics.py --list        only list these settings, and the unsupported ones
 
-MKL, oneDNN and PyTorch choose their kernels by the CPU, and each kernel sums in an order of its own: a tolerance that
-one machine passes another may not. They can be held to the kernels of lesser CPUs, so one machine tries several. One
-line per setting ends as pytest ended, and what failed is shown in full; 0 if all passed.
+MKL, oneDNN and PyTorch choose their kernels by the CPU, and each kernel sums in an order of its own, so a tolerance can
+hold on one machine and fail on another. The script limits them to the kernels of older CPUs. It prints pytest's last
+line for each setting, and the full output of failures. Exit code 0 if all passed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TESTS = [
 
 
 class Kernels(NamedTuple):
-    """A kind of CPU: what /proc/cpuinfo must list, and how each library is held to it."""
+    """A kind of CPU: the flags it needs in /proc/cpuinfo, and the variables that limit each library to it."""
 
     needs: frozenset[str]
     variables: dict[str, str]
@@ -42,7 +42,7 @@ class Kernels(NamedTuple):
 
 
 def held(mkl: str, onednn: str, openblas: str) -> dict[str, str]:
-    """The variables of the libraries under PyTorch, and under NumPy, which reckons what tests compare with."""
+    """Return the variables of the libraries under PyTorch, and under NumPy, which computes the expected values."""
     return {"MKL_CBWR": mkl, "ONEDNN_MAX_CPU_ISA": onednn, "OPENBLAS_CORETYPE": openblas}
 
 
@@ -56,13 +56,13 @@ KERNELS = {
 
 
 def cpu_flags(cpuinfo: str) -> set[str]:
-    """What the first processor of /proc/cpuinfo can do; nothing where it is not said so (ARM)."""
+    """Return the flags of the first processor in /proc/cpuinfo; none if they are not listed (ARM)."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return next((set(value.split()) for key, _, value in lines if key.strip() == "flags"), set())
 
 
 def settings(flags: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Name and environment of every setting: one thread without PyTorch's own vector kernels, two threads with them."""
+    """Yield name and environment of every setting: one thread without PyTorch's vector kernels, two threads with."""
     for name, kernels in KERNELS.items():
         if kernels.needs <= flags:
             for threads, capability in (("1", "default"), ("2", kernels.capability)):
@@ -73,7 +73,7 @@ def settings(flags: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run(name: str, variables: dict[str, str], tests: list[str]) -> bool:
-    """The tests under one setting: its line, and everything pytest wrote if they did not all pass."""
+    """Run the tests under one setting. Print its line, and pytest's full output if a test failed."""
     command = [sys.executable, "-m", "pytest", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -87,14 +87,14 @@ def run(name: str, variables: dict[str, str], tests: list[str]) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--list", action="store_true", help="say which settings there are, run nothing")
+    parser.add_argument("--list", action="store_true", help="list the settings and run nothing")
     parser.add_argument("tests", nargs="*", help="files or tests for pytest (default: those of arithmetic)")
     options = parser.parse_args(arguments)
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpu_flags(cpuinfo.read_text(encoding="utf-8")) if cpuinfo.exists() else set()
     for name, kernels in KERNELS.items():
         if missing := sorted(kernels.needs - flags):
-            print(f"{name}: left out, this CPU ({platform.machine()}) has no {', '.join(missing)}", flush=True)
+            print(f"{name}: skipped, this CPU ({platform.machine()}) has no {', '.join(missing)}", flush=True)
     passed = True
     for name, variables in settings(flags):
         if options.list:

@@ -2,7 +2,7 @@
 
     python scripts/dev/openclip_table.py --write docs/reference/openclip_models.md
 
-Every image tower is built without memory, which takes two minutes in all. --names limits the table, and prints it.
+Every image tower is built without memory, which takes two minutes in total. --names limits the table, and prints it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prolip.models.registry import get_model_config
 from studies.tables import markdown, write
 
 HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views", "methods")
-#: How code names what an embedding is pooled from -> what the table says.
+#: Pooling in code -> its words in the table.
 POOLED = {
     "map": "attention",
     "avg": "mean",
@@ -39,7 +39,7 @@ POOLED = {
 
 
 def row(name: str) -> list[str]:
-    """Of one architecture."""
+    """Return the row of one architecture."""
     config, _ = get_model_config(name)
     with torch.device("meta"):
         image, _, _ = reader_towers(config)
@@ -60,12 +60,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--names", nargs="+", choices=open_clip.list_models(), default=open_clip.list_models(), metavar="NAME")
-    add("--write", type=Path, metavar="PAGE", help="page whose table is replaced; without, it is printed")
+    add("--write", type=Path, metavar="PAGE", help="page whose table to replace; default: print it")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the table."""
+    """Write or print the table."""
     options = parse(arguments)
     table = markdown(HEADS, [row(name) for name in options.names])
     if options.write:

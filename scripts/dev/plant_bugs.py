@@ -1,11 +1,11 @@
-"""Do the default tests notice a bug? Plant plausible ones, one at a time, in a copy of HEAD, and run the tests.
+"""Do the default tests find a bug? Plant plausible bugs in a copy of HEAD, one at a time, and run the tests.
 
-    python scripts/dev/plant_bugs.py                              those of planted_bugs.txt
+    python scripts/dev/plant_bugs.py                              the bugs of planted_bugs.txt
     python scripts/dev/plant_bugs.py --drawn 20 --since COMMIT    drawn from the lines changed since a commit
     python scripts/dev/plant_bugs.py --only 3 17                  some of them, by number
 
-The tests of the module's own folder run first and, if they pass, all default ones. Drawing needs `pip install
-cosmic-ray`, whose operators change the code. 1 if a bug of ours no longer fits the source.
+The tests of the module's own folder run first and, if they pass, all default tests. Drawing needs `pip install
+cosmic-ray`, whose operators change the code. Exit code 1 if the text of a listed bug is no longer in the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TESTS = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--numprocesses",
 
 
 class Bug(NamedTuple):
-    """A plausible mistake: text of a module, and what stands there instead."""
+    """A plausible mistake: text of a module, and its replacement."""
 
     area: str
     path: str
@@ -37,24 +37,24 @@ class Bug(NamedTuple):
 
 
 def read_bugs() -> list[Bug]:
-    """Those of planted_bugs.txt."""
+    """Read the bugs of planted_bugs.txt."""
     text = (ROOT / "scripts/dev/planted_bugs.txt").read_text(encoding="utf-8")
     return [Bug(*found) for found in re.findall(r"^(\w+) (src/\S+): (.+)\n-(.+)\n\+(.*)$", text, re.M)]
 
 
 def main(words: list[str] | None = None) -> int:
-    """Plant, test and report; see the module."""
+    """Plant, test and report, as described above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", type=int, help="numbers of bugs")
-    parser.add_argument("--drawn", type=int, default=0, help="plant that many drawn bugs instead of ours")
-    parser.add_argument("--since", default="HEAD~1", help="commit: drawn bugs lie in lines changed since")
+    parser.add_argument("--drawn", type=int, default=0, help="plant N drawn bugs instead of the listed ones")
+    parser.add_argument("--since", default="HEAD~1", help="commit; draw bugs in lines changed since")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="show the bugs and test nothing")
     args = parser.parse_args(words)
     bugs = draw(args.drawn, args.since, args.seed) if args.drawn else read_bugs()
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
     if gone := [bug.name for bug in bugs if files.get(ROOT / bug.path, "").count(bug.old) != 1]:
-        print("error: these bugs fit the source no longer, or twice: " + "; ".join(gone), file=sys.stderr)
+        print("error: the text of these bugs must occur once in the source: " + "; ".join(gone), file=sys.stderr)
         return 1
     chosen = {n: bug for n, bug in enumerate(bugs, 1) if not args.only or n in args.only}
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def report(number: int, bug: Bug, copy: Path, only_list: bool) -> bool:
-    """Plant one bug, print what the tests said, and whether one failed."""
+    """Plant one bug, print the result of the tests, and return whether one failed."""
     print(f"{number:3} {bug.area:9} {bug.path.removeprefix('src/')}: {bug.name}", flush=True)
     if only_list:
         return False
@@ -87,7 +87,7 @@ def report(number: int, bug: Bug, copy: Path, only_list: bool) -> bool:
 
 
 def nearby(path: str, copy: Path) -> list[str]:
-    """The folder of tests that mirrors a module's, or the next above it that exists; the centre's is core."""
+    """Return the test folder that mirrors a module's, or the nearest parent that exists; core for central modules."""
     folder = Path("tests", *Path(path).parts[1:-1])
     folder = folder / "core" if folder.name == "prolip" else folder
     while not any((copy / folder).rglob("test_*.py")):
@@ -96,7 +96,7 @@ def nearby(path: str, copy: Path) -> list[str]:
 
 
 def first_failure(copy: Path, tests: list[str]) -> str:
-    """The first test that fails, or none."""
+    """Return the first test that fails, or an empty text."""
     done = subprocess.run(
         [sys.executable, *TESTS, *tests], cwd=copy, env=environment(copy), capture_output=True, text=True
     )
@@ -105,12 +105,12 @@ def first_failure(copy: Path, tests: list[str]) -> str:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """This one, with the modules of the copy first."""
+    """Return this environment, with the modules of the copy first."""
     return os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def draw(count: int, since: str, seed: int) -> list[Bug]:
-    """Mutations of changed lines, at most one a module, by the operators of cosmic-ray."""
+    """Draw mutations of changed lines, at most one per module, by the operators of cosmic-ray."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
@@ -143,7 +143,7 @@ def draw(count: int, since: str, seed: int) -> list[Bug]:
 
 
 def changed_lines(since: str) -> dict[str, set[int]]:
-    """Lines of modules of src that a commit did not have, by path."""
+    """Return the lines of modules in src that a commit did not have, by path."""
     command = ["git", "-C", str(ROOT), "diff", "--unified=0", "--find-renames", since, "HEAD", "--", "src/*.py"]
     lines: dict[str, set[int]] = {}
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -156,7 +156,7 @@ def changed_lines(since: str) -> dict[str, set[int]]:
 
 
 def idle_lines(code: str) -> set[int]:
-    """Lines where a mutation cannot change what runs: annotations, imports, docstrings."""
+    """Return lines in which a mutation has no effect: annotations, imports, docstrings."""
     idle: set[int] = set()
     for node in ast.walk(ast.parse(code)):
         parts: list[ast.expr | ast.stmt | None] = []

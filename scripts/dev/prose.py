@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Count and list what makes prose hard to read: long sentences, banned words, fragments in docstrings.
+"""Count and list faults that make prose hard to read: long sentences, banned words, fragments in docstrings.
 
     python scripts/dev/prose.py                    the counts of this tree as a table
     python scripts/dev/prose.py --pages            words and sentences of each page
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: A word that we do not write, as a pattern, and what to write instead.
+#: Pattern of a banned word -> the words to write instead.
 BANNED = {
     r"behind": "after, below",
     r"besides?": "next to, and, as well as",
@@ -44,7 +44,7 @@ BANNED = {
     r"for good": "permanently",
 }
 WORD = re.compile(rf"(?<![\w-])(?:{'|'.join(BANNED)})(?![\w-])", re.I)
-#: First words of a docstring that names neither what a function does nor what a class is.
+#: First words of docstrings that begin neither with a verb nor with a noun phrase.
 OPENERS = frozenset(
     [
         "what",
@@ -82,25 +82,25 @@ OPENERS = frozenset(
         "not",
     ]
 )
-#: Code, and words that a page mentions without using them.
+#: Code, and quoted words.
 QUOTED = re.compile(r'```.*?```|`[^`]*`|"[^"\n]*"', re.S)
 FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
 TABLE = re.compile(r"^\|.*$", re.M)
 
 
 def pages(root: Path) -> list[Path]:
-    """Every page of a tree that a person reads: README, docs and the READMEs of folders."""
+    """Return every page of a tree that a person reads: README, docs and the READMEs of folders."""
     found = [root / "README.md", *root.glob("docs/**/*.md"), root / "slurm/README.md", root / "data/emoji/README.md"]
     return sorted(path for path in found if path.is_file())
 
 
 def generated(path: Path) -> bool:
-    """Whether a page is written by a program, which its first line says."""
+    """Return whether the first line of a page says that a program wrote it."""
     return path.read_text(encoding="utf-8").startswith("<!-- Generated")
 
 
 def prose(text: str) -> str:
-    """The running text of a page, without code, tables, comments, pictures and the targets of links."""
+    """Return the running text of a page, without code, tables, comments, images and the targets of links."""
     text = re.sub(r"<!--.*?-->", "", FENCE.sub("\n", text), flags=re.S)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", TABLE.sub("", text))
     text = re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)", r"\1", text)
@@ -108,7 +108,7 @@ def prose(text: str) -> str:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs, items of lists and headings, each as one line."""
+    """Yield paragraphs, items of lists and headings, each as one line."""
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose(text)):
         line = re.sub(r"^\s*(?:#+|[-*>]|\d+\.) +", "", " ".join(block.split()))
         if line and not block.lstrip().startswith((":::", "!!!")):
@@ -116,13 +116,13 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """The sentences of a page as lists of words; a heading or an item without an end is one, too."""
+    """Return the sentences of a page as lists of words. A heading or item without a full stop counts as one."""
     split = [part for line in paragraphs(text) for part in re.split(r"(?<=[.!?:])[\")]?\s+(?=[\"'(A-Z0-9]|code)", line)]
     return [words for part in split if len(words := re.findall(r"[\w'’.,%/+-]*\w[\w'’%+-]*", part)) > 1]
 
 
 def findings(text: str) -> list[tuple[int, str, str]]:
-    """Banned words in a text: line, word, what to write instead."""
+    """Return the banned words in a text: line, word, replacement."""
     return [(text.count("\n", 0, match.start()) + 1, match[0], instead_of(match[0])) for match in WORD.finditer(text)]
 
 
@@ -131,7 +131,7 @@ def instead_of(word: str) -> str:
 
 
 def checked(path: Path) -> Iterator[tuple[int, str]]:
-    """The texts of a file that people read, with their first lines: docstrings, messages and comments of Python."""
+    """Yield the texts of a file that people read, with their first lines: strings and comments of Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield 1, re.sub(QUOTED, lambda quoted: re.sub(r"[^\n]", "x", quoted[0]), text)
@@ -145,7 +145,7 @@ def checked(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """The docstrings of a module, with their lines."""
+    """Yield the docstrings of a module, with their lines."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
@@ -153,13 +153,13 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def fragment(docstring: str) -> bool:
-    """Whether a docstring begins with a fragment, such as "What is kept" or "Of both directions"."""
+    """Return whether a docstring begins with a fragment, such as "What is kept" or "Of both directions"."""
     words = re.findall(r"[\w'’-]+", docstring)
     return bool(words) and words[0].lower() in OPENERS
 
 
 def commands(path: Path) -> list[str]:
-    """The programs that the blocks of a page start, one entry a command."""
+    """Return the programs that the blocks of a page start, one entry per command."""
     found = []
     for block in re.findall(r"^ *```(?:bash|sh|console)\n(.*?)^ *```", path.read_text(encoding="utf-8"), re.S | re.M):
         for line in re.sub(r"\\\n", " ", block).splitlines():
@@ -179,7 +179,7 @@ def line_words(line: str) -> list[str]:
 
 
 def door(words: list[str]) -> str:
-    """How a person would name the program of a command line: `prolip`, `python -m x`, `scripts/x.py`, `make test`."""
+    """Return the program of a command line by its usual name: `prolip`, `python -m x`, `scripts/x.py`, `make test`."""
     if "-m" in words[:8]:
         return f"python -m {words[words.index('-m') + 1]}"
     for word in words[:4]:
@@ -194,7 +194,7 @@ def python_files(root: Path) -> list[Path]:
 
 
 def count(root: Path) -> dict[str, int]:
-    """The counts of a tree."""
+    """Return the counts of a tree."""
     read = [path for path in pages(root) if path.name != "CHANGELOG.md" and not generated(path)]
     texts = [path.read_text(encoding="utf-8") for path in read]
     every = [words for text in texts for words in sentences(text)]
@@ -221,7 +221,7 @@ def count(root: Path) -> dict[str, int]:
 
 
 def print_findings(places: list[Path]) -> None:
-    """Each banned word, long sentence and fragment of files and folders, with its line."""
+    """Print each banned word, long sentence and fragment of files and folders, with its line."""
     for place in places:
         files = [place] if place.is_file() else sorted([*place.rglob("*.py"), *place.rglob("*.md")])
         for path in files:
@@ -240,8 +240,8 @@ def print_findings(places: list[Path]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to count")
-    parser.add_argument("--pages", action="store_true", help="words and sentences of each page")
+    parser.add_argument("--root", type=Path, default=ROOT, help="tree to count")
+    parser.add_argument("--pages", action="store_true", help="print words and sentences of each page")
     parser.add_argument("--list", nargs="+", type=Path, metavar="PATH", help="list the findings of files and folders")
     args = parser.parse_args()
     if args.list:

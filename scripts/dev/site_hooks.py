@@ -18,7 +18,7 @@ NOTEBOOK, PAGE = "tour.ipynb", "tour.md"
 
 
 def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
-    """mkdocs' hook: return the text of the page to render."""
+    """Return the text of the page to render (mkdocs' hook)."""
     folder = posixpath.dirname(f"docs/{page.file.src_uri}")
 
     def named(link: re.Match) -> str:
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """mkdocs' hook: replace the notebook by a page and its images."""
+    """Replace the notebook by a page and its images (mkdocs' hook)."""
     from mkdocs.structure.files import File
 
     notebook = files.get_file_from_path(NOTEBOOK)
@@ -49,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def page_of(notebook: dict[str, Any]) -> Iterator[str | bytes]:
-    """The cells of a notebook as Markdown, and its images as PNG."""
+    """Yield the cells of a notebook as Markdown, and its images as PNG."""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"

@@ -15,18 +15,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: The last commit before the rule, and later commits on main whose wrong subjects stay.
+#: The last commit before the rule, and later commits on main whose wrong subjects remain.
 SINCE = "a3315455b39dc49d"
 KEPT = frozenset(["82fd14bc"])
 LONGEST = 72
-#: First words that begin no imperative: "Added", "Fixes", "Moving", and words that begin a clause or a noun phrase.
+#: First words that are no imperatives: "Added", "Fixes", "Moving", and words that begin a clause or a noun phrase.
 VERBS = "add allow change check correct delete describe drop fix give improve keep make move name read remove rename"
 VERBS += " replace return rewrite run say show test update use write"
 OTHERS = "a an the this that these what which when where of on in for from with if it its now some more"
 
 
 def forms(verb: str) -> set[str]:
-    """The past, the third person and the participle of a regular verb, and close misspellings."""
+    """Return the past, the third person and the participle of a regular verb, and close misspellings."""
     stem = verb.removesuffix("e")
     doubled = verb + verb[-1]
     third = f"{verb}es" if verb.endswith(("s", "x", "ch", "sh")) else f"{verb}s"
@@ -38,7 +38,7 @@ WRONG = frozenset([*OTHERS.split(), *PAST.split()]).union(*map(forms, VERBS.spli
 
 
 def problem(subject: str) -> str:
-    """What is wrong with a subject, empty if nothing is."""
+    """Return the fault of a subject, or an empty text."""
     first = re.match(r"[\w'-]*", subject)[0]  # type: ignore[index]  # it always matches
     if len(subject) > LONGEST:
         return f"{len(subject)} characters, at most {LONGEST}"
@@ -50,7 +50,7 @@ def problem(subject: str) -> str:
 
 
 def subjects(span: str) -> list[tuple[str, str]]:
-    """The commits of a span, hash and subject. OSError if git does not have them."""
+    """Return the commits of a span, hash and subject. OSError if git does not have them."""
     command = ["git", "-C", str(ROOT), "log", "--format=%H %s", span]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode:

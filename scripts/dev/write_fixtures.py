@@ -3,9 +3,9 @@
     python scripts/dev/write_fixtures.py
     python scripts/dev/write_fixtures.py --source ../other-commit/src --output /tmp/before
 
-`tests/test_files_from_before.py` and `tests/prolip/evaluation/test_frozen_metrics.py` read them. The files are made by
-commands alone, so --source takes the `src` folder of any commit. Write them again only to add a format: a file that an
-earlier commit wrote must stay readable.
+`tests/test_files_from_before.py` and `tests/prolip/evaluation/test_frozen_metrics.py` read them. Only commands write
+the files, so --source takes the `src` folder of any commit. Rewrite them only to add a format: files of earlier commits
+must stay readable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = [ROOT / "tests", ROOT / "tests/helpers/evaluation"]
 GROUPS = ("animal bird", "animal marine", "food fruit", "food sweet", "transport air", "sport")
 PER_GROUP = 8
-#: Words of the miniatures of test sets; those of the drawings come to them.
+#: Words of the miniature test sets; the words of the drawings are added.
 WORDS = (
     "a an the this is of on in photo picture red car green tree blue sea small dog old house snow night sky friend cat"
     " sits runs grass under boat two people ocean music egypt run person kind race gender age toxic man woman black"
@@ -76,7 +76,7 @@ CPU = ["--device", "cpu"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, default=ROOT / "src", help="src folder whose commands are run")
+    parser.add_argument("--source", type=Path, default=ROOT / "src", help="src folder whose commands to run")
     parser.add_argument("--output", type=Path, default=ROOT / "tests/fixtures/before")
     options = parser.parse_args()
     sys.path[:0] = [str(options.source.resolve()), *map(str, TESTS)]
@@ -86,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         write_files()
-        shutil.rmtree("models/siglip")  # of which the features say what its model would
+        shutil.rmtree("models/siglip")  # its features replace the model
         for folder in ("models", "run", "indexes", "curated", "features"):
             pack(Path(folder), output / f"{folder}.zip")
         for file in ("drawings.tar", "prompts.json"):
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def write_files() -> None:
-    """Everything, in the working directory."""
+    """Write all files to the working directory."""
     words = write_drawings(Path("drawings.tar"))
     write_towers(Path("towers"), words)
     for method in METHODS:
@@ -120,18 +120,18 @@ def write_files() -> None:
 
 
 def train(method: str, folder: str, name: str, steps: int, *more: str) -> None:
-    """A run of the small towers."""
+    """Train the small towers."""
     words = ["--model", "local-dir:towers", "--method", method, "--max-steps", str(steps)]
     run("training.main", *TRAINING, *words, *more, "--output", folder, "--name", name)
 
 
 def write_features() -> None:
-    """Features of miniature test sets, of which one model evaluates all, and the others two."""
+    """Write features of miniature test sets: one model evaluates all, the others two."""
     import frozen_sets
 
     sets = frozen_sets.write(Path("sets"))
     few_sets = {model: [sets["pairs"], sets["classes"]] for model in ("openclip", *METHODS[1:])}
-    few_sets["vacsr"].pop()  # whose score has parameters that are kept with every task
+    few_sets["vacsr"].pop()  # its score has parameters, which are saved with every task
     for model, specs in {"fitted": [*sets.values()], **few_sets}.items():
         few = ["--model", f"local-dir:models/{model}", *CPU, "--workers", "0"]
         kept = ["--save-features", f"features/{model}"]
@@ -145,9 +145,9 @@ def write_features() -> None:
     command("prompts", "fit", *pool, "--model", "local-dir:models/fitted", *CPU, "--output", "prompts.json")
 
 
-# --- what the commands start from ------------------------------------------------------------------------------------
+# --- inputs of the commands ------------------------------------------------------------------------------------------
 def write_drawings(path: Path) -> list[str]:
-    """Some drawings of the corpus as a shard, and the words of their texts."""
+    """Write some drawings of the corpus as a shard, and return the words of their texts."""
     counts = dict.fromkeys(GROUPS, 0)
     words: list[str] = []
     with tarfile.open(ROOT / "data/emoji/noto.tar") as every, tarfile.open(path, "w") as few:
@@ -165,13 +165,13 @@ def write_drawings(path: Path) -> list[str]:
 
 
 def write_tokenizer(folder: Path, words: list[str], pad: int = 0) -> int:
-    """A tokenizer of whole words; the size of its vocabulary."""
+    """Write a tokenizer of whole words, and return the size of its vocabulary."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     ends = {"<pad>": pad, "<unk>": 1, "<mask>": 2}
     known = {word: 3 + row for row, word in enumerate(sorted({word.lower() for word in [*words, *WORDS.split()]}))}
-    end = 3 + len(known)  # the largest id, by which OpenCLIP's text tower finds the end
+    end = 3 + len(known)  # the largest id, which marks the end for OpenCLIP's text tower
     raw = Tokenizer(models.WordLevel(ends | known | {"</s>": end}, unk_token="<unk>"))
     raw.normalizer = normalizers.Lowercase()
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -183,7 +183,7 @@ def write_tokenizer(folder: Path, words: list[str], pad: int = 0) -> int:
 
 
 def write_towers(folder: Path, words: list[str]) -> None:
-    """Random weights of our small towers with their tokenizer."""
+    """Write random weights of our small towers with their tokenizer."""
     folder.mkdir()
     size = write_tokenizer(folder, words)
     text = TEXT | {
@@ -213,7 +213,7 @@ def write_towers(folder: Path, words: list[str]) -> None:
 
 
 def write_openclip(folder: Path, words: list[str]) -> None:
-    """Random weights of OpenCLIP's architecture in its own format."""
+    """Write random weights of OpenCLIP's architecture in its own format."""
     import open_clip
     import torch
 
@@ -225,7 +225,7 @@ def write_openclip(folder: Path, words: list[str]) -> None:
     torch.manual_seed(1)
     weights = open_clip.CLIP(**config).state_dict()
     for name in ("visual.conv1.weight", "token_embedding.weight"):
-        weights[name] *= 10  # so that images differ, and texts
+        weights[name] *= 10  # so that images and texts differ
     torch.save(weights, folder / "open_clip_pytorch_model.bin")
 
 
@@ -235,14 +235,14 @@ def command(*words: str) -> None:
 
 
 def run(module: str, *words: str) -> None:
-    """A command of the source folder; its output is shown where it fails."""
+    """Run a command of the source folder, and print its output if it fails."""
     done = subprocess.run([sys.executable, "-m", module, *words], text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"{module} {' '.join(words)}\n{done.stdout}\n{done.stderr}")
 
 
 def pack(folder: Path, path: Path) -> None:
-    """A folder with its name as a zip file whose bytes depend on its content alone."""
+    """Pack a named folder as a zip file whose bytes depend only on its content."""
     from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
     with ZipFile(path, "w") as archive:

@@ -309,9 +309,7 @@ def command_of(args: argparse.Namespace, part: str | None = None) -> str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument(
-        "--minutes", type=float, default=15, help="time limit of all parts, minutes (default: %(default)s)"
-    )
+    parser.add_argument("--minutes", type=float, default=15, help="time limit, minutes (default: %(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="run every part at a small size on the CPU")
     parser.add_argument("--commit", help="commit of the checkout, if git cannot find it")
     parser.add_argument(

@@ -94,10 +94,7 @@ def kernel(kit: Kit) -> None:
 
 
 def one_block(rows: Tensor, columns: Tensor, bias: Tensor, place: Tensor, weight: float) -> tuple[Tensor, ...]:
-    """Return the loss, the gradient of the logits and its sum for rows of the plain sigmoid loss.
-
-    place: the column of each row's own text.
-    """
+    """Return loss, gradient of the logits and its sum for rows of the plain sigmoid loss; place: own columns."""
     logits = rows @ columns.T + bias
     own = place[:, None] == torch.arange(len(columns), device=rows.device)
     z = torch.where(own, -logits, logits)

@@ -240,9 +240,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--boxes", type=int, default=8, help="boxes per file for measuring errors")
     parser.add_argument("--image-size", type=int, default=224, help="size of the model's images, pixels")
     parser.add_argument("--rows", type=int, help="images per batch on the device (default: 16 on a CPU, 512 on CUDA)")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="also time this device"
-    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time")
     parser.add_argument("--decoders", action="store_true", help="compare only decoders")
     parser.add_argument("--core", type=int, help="processor core to run on (default: the last one allowed)")
     args = parser.parse_args(argv)

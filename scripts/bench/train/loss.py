@@ -287,16 +287,10 @@ def tiled_table(args: argparse.Namespace) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--batches", type=int, nargs="*", default=[128, 256, 512], help="batches for time and memory of all"
-    )
-    parser.add_argument(
-        "--large", type=int, nargs="*", default=[4096, 8192], help="batches for memory of ours and SigLIP"
-    )
+    parser.add_argument("--batches", type=int, nargs="*", default=[128, 256, 512], help="time and memory of all")
+    parser.add_argument("--large", type=int, nargs="*", default=[4096, 8192], help="memory of ours and SigLIP only")
     parser.add_argument("--dim", type=int, default=768)
-    parser.add_argument(
-        "--tiled", type=int, nargs=2, default=(2048, 512), metavar=("B", "D"), help="size of the tiled loss"
-    )
+    parser.add_argument("--tiled", type=int, nargs=2, default=(2048, 512), metavar=("B", "D"), help="tiled loss: size")
     parser.add_argument("--turns", type=int, default=30, help="turns of ours and SigLIP")
     parser.add_argument("--direct-turns", type=int, default=5, help="turns of ours and the direct losses")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

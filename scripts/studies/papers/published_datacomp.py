@@ -126,9 +126,7 @@ def find_published(names: Sequence[str] | None) -> tuple[PublishedRow, ...]:
     for name in names:
         fitting = {row.label: row for row in PUBLISHED if name == "all" or name.lower() in row.label.lower()}
         if not fitting:
-            raise ValueError(
-                f"no published row contains {name!r}. Give a part of {'; '.join(r.label for r in PUBLISHED)}"
-            )
+            raise ValueError(f"no published row contains {name!r}. Give one of {'; '.join(r.label for r in PUBLISHED)}")
         chosen |= fitting
     return tuple(chosen.values())
 

@@ -100,4 +100,4 @@ def test_check_passes_on_equal_shards_and_measures_other_pictures(installed, pac
     lighter = installed.render
     monkeypatch.setattr(installed, "render", lambda svg: lighter(svg + "   "))
     assert installed.main([*args, "--check", str(wanted)]) == 0
-    assert "0 json, 3 webp (of 255: mean 3.000, worst picture 3.00, max 3)" in capsys.readouterr().out
+    assert "0 json, 3 webp (of 255: mean 3.000, worst image 3.00, max 3)" in capsys.readouterr().out

@@ -60,7 +60,7 @@ class _Adapter(Scorer):
 
 
 def gennorm_nll(x: Tensor, mu: Tensor, log_alpha: Tensor, beta: Tensor) -> Tensor:
-    """Return the generalised Gaussian -log density, |x - mu|^beta / alpha^beta - log(beta / (2 alpha Gamma(1/beta)))."""
+    """Return -log of generalised Gaussians, |x - mu|^beta / alpha^beta - log(beta / (2 alpha Gamma(1/beta)))."""
     # A square under the logarithm keeps the gradients of the logarithm and the power finite at x = mu.
     distance = 0.5 * ((x - mu).square() + 1e-12).log()
     return (beta * (distance - log_alpha)).exp() + (log_alpha - (beta / 2).log() + torch.lgamma(1 / beta))
