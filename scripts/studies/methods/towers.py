@@ -207,7 +207,7 @@ def measure_early(run: Path, checkout: Path) -> None:
 # --- tables ----------------------------------------------------------------------------------------------------------
 def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
     """Return the statistics of the second study: retrieval; AUROC of errors; rank correlations of a text's uncertainty
-    with its matches and its asked trace; AUROC of errors by the latter; logit spread of the middle 68% of texts' traces.
+    with its matches and its asked trace; AUROC of errors by the latter; logit spread over the middle 68% of traces.
     """
     doubt, true, wanted = result.uncertainty(result.text), np.log(result.table.true_matches), asked(result)
     known, scale = ~np.isnan(wanted), float(result.model_score.scale)  # type: ignore[attr-defined]
