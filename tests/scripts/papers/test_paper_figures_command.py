@@ -78,7 +78,7 @@ def test_what_cannot_be_is_said_in_one_line(small_model, shard, tmp_path, capsys
         ([*usual[:3], "none.tar", *usual[4:]], "no shard at none.tar"),
         ([*usual, "--only", "C.4"], "it needs --prompts"),
         ([*usual, "--only", "2"], "invalid choice: '2'"),
-        ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
+        ([*usual, "--dpi", "0"], "--dpi 0: give 10 to"),
         ([*usual, "--weights", "none.json"], "use --prompts"),
     ):
         assert main(given) == 2
