@@ -122,7 +122,7 @@ def test_a_damaged_evaluation_is_named_with_what_to_do(damaged, result, tmp_path
     path.write_bytes(path.read_bytes()[:50])
     assert main(["report", str(tmp_path / "demo")]) == 2
     said = capsys.readouterr().err
-    assert str(path.parent) in said and "write it anew" in said
+    assert str(path.parent) in said and "write it again" in said
 
 
 def test_the_corpus_examples_lead_by_most_and_by_least_with_complete_labels():
@@ -162,12 +162,12 @@ READINGS = [
     ("modality", "trace/text_over_image", 1.01, "about equally uncertain"),
     ("modality", "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
     ("modality", "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
-    ("length", "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
-    ("length", "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
+    ("length", "spearman/trace_tokens", 0.4, "longer texts are more uncertain"),
+    ("length", "spearman/trace_tokens", -0.4, "shorter texts are more uncertain"),
     ("length", "spearman/trace_tokens", 0.05, "no clear relation"),
     ("matches", "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
-    ("matches", "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
-    ("matches", "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
+    ("matches", "spearman/trace_true_matches", 0.4, "widely applicable texts are more uncertain"),
+    ("matches", "spearman/trace_true_matches", -0.4, "rarely applicable texts are more uncertain"),
     ("matches", "spearman/trace_true_matches", math.nan, "undefined (constant)"),
 ]
 
@@ -184,11 +184,11 @@ def test_the_verdict_counts_what_holds():
     assert "meet all three expectations" in uncertainty.read_all(make_result(traces=[0.8, 0.4, 0.2, 0.1]))["verdict"]
     reversed_order = make_result(traces=[0.001, 0.002, 0.004, 0.008])
     said = uncertainty.read_all(reversed_order)["verdict"]
-    assert "none of three" in said and "must not be read" in said
+    assert "none of three" in said and "does not measure" in said
     assert "drawings are" in uncertainty.read_all(reversed_order)["modality"]
     means = make_result()
     means.info["similarity"] = "mean"
-    assert "played no part" in uncertainty.read_all(means)["verdict"]
+    assert "not by the traces" in uncertainty.read_all(means)["verdict"]
 
 
 def test_numbers_are_printed_for_people(tmp_path):
