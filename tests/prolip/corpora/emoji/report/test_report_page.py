@@ -111,7 +111,10 @@ def test_a_run_without_evaluation_says_how_to_make_one(tmp_path):
 def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys, undrawn):
     result.save(tmp_path / "eval")
     assert main(["report", str(tmp_path), "--eval", "evla"]) == 2
-    assert f"no evaluation evla in {tmp_path}: prolip eval emoji --output {tmp_path}/evla" in capsys.readouterr().err
+    assert (
+        f"no evaluation evla in {tmp_path}: write one with prolip eval emoji --output {tmp_path}/evla"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "report.html").exists()
     assert main(["report", str(tmp_path), "--eval", "eval"]) == 0 and (tmp_path / "report.html").is_file()
 

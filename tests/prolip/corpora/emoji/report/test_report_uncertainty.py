@@ -119,7 +119,7 @@ def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, ht
         assert text.matches == result.text_relation[i].sum()
         assert text.matches == sum(answer.said == "right" for answer in found.answers)
         assert share == in_words(expected / 22)
-        assert f"fits {share} of the drawings ({examples.amount(expected)} of 22); " in said
+        assert f"matches {share} of the drawings ({examples.amount(expected)} of 22); " in said
         assert f"true: {text.matches} says {bits:.1f} bits" in said
 
 
