@@ -4,7 +4,7 @@
         --data data/emoji/emojione.tar --output figures
 
 Strengths go from nothing to nearly all, and a stronger change contains the weaker one of the same input: the same cells
-and words and further ones. So every measured change is due to the strength alone. docs/guides/hierarchy.md shows the
+and words and further ones. So every measured change is due to the strength alone. docs/studies/hierarchy.md shows the
 figure.
 """
 

@@ -1,4 +1,4 @@
-"""Zero- and few-shot classifiers as scikit-learn's estimators, which refuse where they would be wrong too often."""
+"""Zero- and few-shot classifiers as scikit-learn estimators that refuse answers which are probably wrong."""
 
 from prolip.classifiers.few_shot import FewShotClassifier
 from prolip.classifiers.zero_shot import ZeroShotClassifier

@@ -1,4 +1,4 @@
-"""The base of both classifiers: probabilities, uncertainty, and answers with a bound on how many are wrong."""
+"""The base of both classifiers: probabilities, uncertainty, and answers with a bound on their share of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
 from prolip.utils.flags import did_you_mean
 
-#: Templates by name: OpenAI's 80 of ImageNet, the seven best of them, and ours for small drawings.
+#: Templates by name: OpenAI's 80 for ImageNet, its seven best, and ours for small drawings.
 NAMED = {
     "openai": open_clip.OPENAI_IMAGENET_TEMPLATES,
     "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES,
@@ -40,13 +40,13 @@ NAMED = {
 Names = Sequence[str] | Mapping[Any, str | Sequence[str]] | None
 #: Ends of a tower, in the order of the columns of their novelty.
 ENDS = ("mean", "first")
-WANTED = "pictures (paths, URLs, bytes or Pillow images), a Gaussian, or what `embed` gave"
+WANTED = "images (paths, URLs, bytes or Pillow images), a Gaussian, or a result of `embed`"
 #: Rows whose scores are computed at a time.
 ROWS = 4096
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):
-    """Classes of images X: a list of pictures (paths, URLs, bytes, Pillow images), a Gaussian, or what `embed` gave."""
+    """Classes of images X: a list of images (paths, URLs, bytes, Pillow images), a Gaussian, or a result of `embed`."""
 
     model: str | Embedder | None
     pretrained: str | None
@@ -58,33 +58,33 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     dimension_: int
     card_: ModelCard | None
     score_: Score
-    #: Whether probabilities are the model's own, which it doubts where an image is unlike its training.
+    #: True if probabilities come from the model alone, which has doubt about images unlike its training.
     doubts_: bool = False
 
     @abstractmethod
     def _parts(self, found: Embedded) -> list[np.ndarray]:
-        """The kinds of logits (N, C) that `sharpness_` weighs."""
+        """Return the kinds of logits (N, C) that `sharpness_` weighs."""
 
     def embed(self, X: Any) -> np.ndarray:
-        """Embed pictures as rows (N, W) that every method takes in their place: means, log variances, novelties."""
+        """Embed images as rows (N, W): means, log variances, novelties. Every method takes rows in place of images."""
         z, novelty = self._embedder().embed(X, "image", self.batch_size)
         if z.log_var.isneginf().all():
             return z.mean.numpy()
         return torch.cat([*z, *(novelty[end].unsqueeze(1) for end in ENDS if end in novelty)], 1).numpy()
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities (N, C) in the order of `classes_`, each row summing to one."""
+        """Return probabilities (N, C) in the order of `classes_`; each row sums to one."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Their logarithms."""
+        """Return the logarithms of `predict_proba`."""
         return self._answers(X)[0]
 
     def predict(self, X: Any, risk: float | None = None, delta: float = 0.1) -> np.ndarray:
-        """The most probable class of each image, (N,).
+        """Return the most probable class of each image, (N,).
 
-        risk: refuse, so that at most this share of the answers is wrong, with probability 1 - delta over the images of
-        `calibrate_risk`. The result is then a masked array, masked where an answer is refused.
+        risk: refuse answers so that at most this share of the others is wrong, with probability 1 - delta over the
+        images of `calibrate_risk`. The result is then a masked array, masked where an answer is refused.
         """
         log_p, confidence, by = self._answers(X)
         labels = self.classes_[log_p.argmax(1)]
@@ -92,24 +92,24 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             return labels
         threshold = self.risk_threshold(risk, delta)
         if self.risk_by_ != by:
-            both = "give both pictures (or what embed makes of them), or both Gaussians"
+            both = "give both images (or results of embed), or both Gaussians"
             known = self.risk_by_ or "no"
-            raise ValueError(f"calibrate_risk knew {known} novelties and predict {by or 'none'}: {both}")
-        free = labels.astype(object) if labels.dtype.kind == "U" else labels  # `filled` may take a longer word
+            raise ValueError(f"calibrate_risk had {known} novelties and predict has {by or 'none'}: {both}")
+        free = labels.astype(object) if labels.dtype.kind == "U" else labels  # `filled` may insert a longer text
         return np.ma.MaskedArray(free, mask=~threshold.answers({"confidence": confidence}))
 
     def refuse(self, X: Any, risk: float, delta: float = 0.1) -> np.ndarray:
-        """Which images `predict` with this risk does not answer, (N,) bool."""
+        """Return True for images that `predict` refuses at this risk, (N,) bool."""
         return np.ma.getmaskarray(self.predict(X, risk, delta))
 
     def confidence(self, X: Any) -> np.ndarray:
-        """What is refused by, (N,): the probability of a right answer and, with a novelty, a familiar picture."""
+        """Return the probability that the answer is right and, with a novelty, the image familiar, (N,)."""
         return self._answers(X)[1]
 
     def calibrate_risk(self, X: Any, y: Any) -> ImageClassifier:
-        """Record the confidence and the errors of labelled images for `predict` with a risk; `fit` forgets them.
+        """Record the confidence and the errors of labelled images for `predict` with a risk; `fit` deletes them.
 
-        The images must be drawn like those to be asked, and must not be those of `fit`. A label that is no class counts
+        The images must be drawn like the later queries, and must not be those of `fit`. A label that is no class counts
         as a wrong answer. ValueError for labels of another type than the classes, and for NaN.
         """
         log_p, confidence, by = self._answers(X)
@@ -121,13 +121,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
                 what = f"label {label!r} is {kind_of(label)}, and the classes are {own}"
                 raise ValueError(f"{what}: give labels of their type")
         if len(y) != len(log_p):
-            raise ValueError(f"{len(log_p)} images and {len(y)} labels: give one of each")
+            raise ValueError(f"{len(log_p)} images and {len(y)} labels: give one label per image")
         self.risk_confidence_, self.risk_by_ = confidence, by
         self.risk_wrong_ = self.classes_[log_p.argmax(1)] != y
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered (`prolip.search.risk_control`). ValueError before `calibrate_risk`."""
+        """Return the least confidence that is answered (`search.risk_control`). ValueError before `calibrate_risk`."""
         check_is_fitted(self)
         if not hasattr(self, "risk_wrong_"):
             first = "call calibrate_risk(images, labels) with labelled images that fit did not use"
@@ -135,7 +135,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return find_threshold({"confidence": self.risk_confidence_}, self.risk_wrong_, risk, delta)
 
     def _answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Log probabilities (N, C), the confidence in the largest (N,), and the ends of the tower with a novelty."""
+        """Return log probabilities (N, C), the largest one's confidence (N,), and the tower ends with a novelty."""
         check_is_fitted(self)
         found = self._embedded(X)
         log_p = log_softmax(self.sharpness_.logits(self._parts(found), self._uncertainty(found.z)), axis=1)
@@ -149,11 +149,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return log_p, np.exp(-nats), tuple(found.novelty)
 
     def _uncertainty(self, z: Gaussian) -> np.ndarray:
-        """By the model's own score, (N,)."""
+        """Return the uncertainty by the model's own score, (N,)."""
         return self.score_.uncertainty(z).double().numpy()
 
     def _begin(self, embedder: Embedder | None) -> None:
-        """Forget the former fit with its calibration of risk, and record the model of this one."""
+        """Delete the former fit with its calibration of risk, and record the model of this one."""
         for name in [name for name in vars(self) if name.endswith("_") and name[0] != "_"]:
             delattr(self, name)
         self.card_ = None if embedder is None else embedder.card
@@ -161,26 +161,26 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             self.score_ = self.card_.scored_by(self.similarity)
 
     def _judge(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Warn where the names of the classes classify labelled images at chance. (N, C), (N,)"""
+        """Warn if the class names classify labelled images at chance, (N, C), (N,)."""
         if (first := OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(labels))).at_chance:
-            warn_once(f"{first}, by the names of its classes")
+            warn_once(f"{first} (captions: the class names)")
 
     def _embedded(self, X: Any) -> Embedded:
-        """Inputs of a fitted classifier. ValueError for another model than that of `fit`, naming the differences."""
+        """Embed inputs for a fitted classifier. ValueError, with the differences, for another model than in `fit`."""
         if self.card_ is None:
-            raise ValueError("fit had no model: give the model to fit, too")
+            raise ValueError("fit had no model: call it with the model first")
         fitted, given = self.card_, self._embedder().card
         then, now = ({**asdict(card), **card.score, "score": card.score.get("name")} for card in (fitted, given))
         differ = [name for name in now if name not in ("name", "precision") and then.get(name) != now[name]]
         if differ:
             pairs = ((name, shortened(then.get(name)), shortened(now[name])) for name in differ)
             told = ", ".join(f"{name} {old} then and {new} now" for name, old, new in pairs)
-            again = "Call fit again, or give the former model"
+            again = "Call fit again, or use the model of fit"
             raise ValueError(f"{given.name} is not the model of fit, {fitted.name}: {told}. {again}")
         return self._look(X)
 
     def _look(self, X: Any) -> Embedded:
-        """Pictures, Gaussians or rows of `embed`. ValueError and TypeError for others, and for what is not finite."""
+        """Embed images, Gaussians or rows of `embed`. ValueError and TypeError for other and for non-finite inputs."""
         embedder, width = self._embedder(), self.dimension_
         if isinstance(X, Gaussian):
             check_embeddings(X, "X")
@@ -188,7 +188,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             return Embedded(Gaussian(*(x.detach().float().cpu() for x in X)), {})
         kinds = (str, os.PathLike, bytes, Image.Image)
         if isinstance(X, kinds):
-            raise TypeError(f"one {type(X).__name__}: give a list of pictures")
+            raise TypeError(f"X is one {type(X).__name__}: give a list of images")
         given = np.asarray(X) if hasattr(X, "iloc") else X
         listed = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
         if listed and len(given) > 0 and (isinstance(given[0], kinds) or hasattr(given[0], "read")):
@@ -204,11 +204,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return Embedded(Gaussian(mean, log_var), dict(zip(ENDS, more.T)))
 
     def _embedder(self) -> Embedder:
-        """The model, loaded at its first use and after a change of its name."""
+        """Return the model, loaded at its first use and again if its name changes."""
         if isinstance(self.model, Embedder):
             return self.model
         if not isinstance(self.model, str):
-            wanted = "give a name such as 'local-dir:runs/demo/model', or what prolip.Embedder.load gives"
+            wanted = "give a name such as 'local-dir:runs/demo/model', or a result of prolip.Embedder.load"
             raise ValueError(f"model={self.model!r}: {wanted}")
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
@@ -216,7 +216,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the loaded model, which a copy loads again by its name."""
+        """Return the state without the loaded model; a copy loads it again by its name."""
         return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -224,14 +224,14 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
 
 
 def label_kind(label: Any) -> str:
-    """`text`, `number`, or the name of another type."""
+    """Return `text`, `number`, or the name of another type."""
     if isinstance(label, (str, bytes)):
         return "text"
     return "number" if isinstance(label, Number) else type(label).__name__
 
 
 def text_classes(embedder: Embedder, classes: Sequence[Sequence[str]], templates: str | Sequence[Any]) -> Gaussian:
-    """Each class as the mixture of its names in all templates, (C, D)."""
+    """Embed each class as the mixture of its names in all templates, (C, D)."""
     if isinstance(templates, str) or callable(templates):
         templates = (templates,) if callable(templates) else NAMED.get(templates, (templates,))
     texts, counts = class_prompts(classes, templates)
@@ -241,7 +241,7 @@ def text_classes(embedder: Embedder, classes: Sequence[Sequence[str]], templates
 
 
 def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray:
-    """Logits of classes, (N, D), (C, D) -> (N, C): a * score, the log of a match probability, or the score."""
+    """Return logits of classes, (N, D), (C, D) -> (N, C): a * score, the log of a match probability, or the score."""
     parts = []
     for rows in torch.arange(len(image.mean)).split(ROWS):
         scores = score.pairwise(image.select(rows), classes)
@@ -254,7 +254,7 @@ def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray
 
 
 def named_classes(classes: Names) -> dict[Any, list[str]]:
-    """Label -> names, in the labels' order. ValueError for none, fewer than two, or what are no names."""
+    """Return label -> names, in the labels' order. ValueError for fewer than two classes, and for invalid names."""
     if isinstance(classes, str) or not isinstance(classes, (Sequence, Mapping, np.ndarray)) or len(classes) < 2:
         raise ValueError(f"classes={classes!r}: give two names or more, and each once, or {{label: names}}")
     given = dict(classes.items() if isinstance(classes, Mapping) else ((name, name) for name in classes))
@@ -272,18 +272,18 @@ def named_classes(classes: Names) -> dict[Any, list[str]]:
 
 
 def unknown_label(label: Any, known: Sequence) -> str:
-    """What to say of a label that no class has."""
-    return f"label {label!r} is no class: {did_you_mean(str(label), [str(one) for one in known])}"
+    """Return the error message for a label that no class has."""
+    return f"label {label!r} is not a class: {did_you_mean(str(label), [str(one) for one in known])}"
 
 
 def points(mean: Tensor) -> Gaussian:
-    """Means (N, D) as they are, without variance."""
+    """Return means (N, D) as Gaussians without variance."""
     return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 def check_columns(found: int, *wanted: int) -> None:
-    """ValueError for rows of another width."""
+    """Raise ValueError for rows of another width."""
     if found not in wanted:
         own = " or ".join(map(str, wanted))
-        parts = "(mean, log_var, and two novelties where it has them; a model of points the mean alone)"
+        parts = "(mean, log_var and, if it has them, two novelties; only the mean of a deterministic model)"
         raise ValueError(f"X has {found} features, but this model has {own} {parts}: give {WANTED}")

@@ -1,4 +1,4 @@
-"""Classes by a few images of each, and by their names where a model knows them."""
+"""Classification by a few images of each class and, with a model, by the class names."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from prolip.classifiers.sharpness import Sharpness, fit_sharpness
 from prolip.embedder import Embedded, Embedder
 from prolip.gaussian import Gaussian
 
-#: Parts that images with labels are held out in, in turns, for what counts how much.
+#: Folds of the labelled images, each held out once, to weigh names against shots.
 FOLDS = 5
-#: Prior deviations of the log weights of names and shots: the model's scale was trained, that of densities is a guess.
+#: Prior deviations of the log weights of names and shots: larger for shots, as the scale of densities is a guess.
 LOOSE_TEXTS, LOOSE_SHOTS = 1.0, 2.0
-#: What is added to a covariance, as a share of its mean variance, so that it can be inverted.
+#: Share of the mean variance that is added to a covariance, so that it can be inverted.
 RIDGE = 1e-3
 
 
 class FewShotClassifier(ImageClassifier):
-    """Images by a few labelled ones: `FewShotClassifier(model).fit(pictures, names).predict(others)`.
+    """Classes from a few labelled images: `FewShotClassifier(model).fit(images, names).predict(others)`.
 
     Gaussian discriminant analysis of the means (Wang et al., ICLR 2024) and the model's own score with the classes'
-    names, weighed by cross-validation over the shots. model: as `ZeroShotClassifier`'s; None: X is an array of any
-    features. classes: {label: name or list of names}; None: labels that are texts are the names. text: whether names
-    count. After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
+    names, weighed by cross-validation over the shots. model: as for `ZeroShotClassifier`; None: X is an array of any
+    features. classes: {label: name or list of names}; None: labels that are texts are the names. text: use the names.
+    After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (as above)
@@ -50,7 +50,7 @@ class FewShotClassifier(ImageClassifier):
         self.batch_size, self.seed = batch_size, seed
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:
-        """Learn the classes of labelled images, two or more of them, from one image of each on."""
+        """Learn two or more classes from labelled images, at least one image each."""
         self._begin(None if self.model is None else self._embedder())
         if self.model is None:
             x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
@@ -61,18 +61,18 @@ class FewShotClassifier(ImageClassifier):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier takes images of two or more classes")
+            raise ValueError(f"y has one class, {self.classes_[0]!r}: give images of two or more classes")
         x = found.z.mean.double().numpy()
         if len(x) != len(y):
-            raise ValueError(f"{len(x)} images and {len(y)} labels: give one of each")
+            raise ValueError(f"{len(x)} images and {len(y)} labels: give one label per image")
         self.texts_, known = None, self.classes_.tolist()
         if self.model is not None and self.text:
             given = base.named_classes(known if self.classes is None else self.classes)
             for label in known:
                 if label not in given:
-                    raise ValueError(f"{base.unknown_label(label, list(given))} Or text=False: by its images alone")
+                    raise ValueError(f"{base.unknown_label(label, list(given))}; or set text=False to use images only")
             if missing := ", ".join(repr(label) for label in given if label not in known):
-                remedy = "leave those classes out, or take a ZeroShotClassifier, which needs none"
+                remedy = "remove those classes, or use ZeroShotClassifier, which needs no images"
                 raise ValueError(f"there is no image of {missing}: {remedy}")
             self.texts_ = base.text_classes(self._embedder(), list(given.values()), self.templates)
         self.discriminant_ = fit_discriminant(x, labels, len(self.classes_))
@@ -80,9 +80,9 @@ class FewShotClassifier(ImageClassifier):
         return self
 
     def _weigh(self, z: Gaussian, x: np.ndarray, labels: np.ndarray) -> Sharpness:
-        """The weights of names and shots by shots held out in turns; where none can be, names alone count."""
+        """Weigh names and shots by cross-validation over the shots; if no shot can be held out, use the names only."""
         count, random = len(self.classes_), np.random.default_rng(self.seed)
-        fold = np.full(len(labels), -1)  # the turn that holds an image out; -1: it is the only one of its class
+        fold = np.full(len(labels), -1)  # the fold that holds an image out; -1: the only image of its class
         for label in range(count):
             rows = random.permutation(np.flatnonzero(labels == label))
             if len(rows) > 1:
@@ -115,18 +115,18 @@ class FewShotClassifier(ImageClassifier):
 
 
 class Discriminant(NamedTuple):
-    """log N(x; mean_c, S) of classes but for what all of them share: weight x + offset, (C, D) and (C,)."""
+    """log N(x; mean_c, S) of classes without their common part: weight x + offset, (C, D) and (C,)."""
 
     weight: np.ndarray
     offset: np.ndarray
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """Log densities by the dimension, (N, D) -> (N, C): as D independent witnesses, they would be far too sure."""
+        """Return log densities divided by the dimension, (N, D) -> (N, C): undivided, they would be overconfident."""
         return (x @ self.weight.T + self.offset) / x.shape[1]
 
 
 def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
-    """Features (N, D) of equally frequent classes, labels (N,); S: within classes, shrunk (Ledoit and Wolf, 2004)."""
+    """Fit features (N, D), labels (N,) of equally frequent classes; S: within classes (Ledoit and Wolf, 2004)."""
     x = np.asarray(x, np.float64)
     mean = np.stack([x[labels == c].mean(0) for c in range(classes)])
     apart, freedom = x - mean[labels], len(x) - classes

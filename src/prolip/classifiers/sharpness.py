@@ -1,7 +1,7 @@
-"""Probabilities that hold: temperature scaling (Guo et al., ICML 2017) with a temperature of each image.
+"""Calibrated probabilities: temperature scaling (Guo et al., ICML 2017) with a temperature for each image.
 
 p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c), s >= 0, u the uncertainty in standard deviations from its mean. The
-mode of log w_k ~ N(0, deviation^2) and s ~ |N(0, 1)|: few images move them little, none is made surer by doubt.
+mode of log w_k ~ N(0, deviation^2) and s ~ |N(0, 1)|: few images change them little; uncertainty never adds confidence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.special import log_softmax
 
 
 class Sharpness(NamedTuple):
-    """weights: (K,) of the kinds of logits; slope: s; centre, spread: of the uncertainties it was fitted with."""
+    """Weights (K,) of the kinds of logits, slope s, and centre and spread of the uncertainties in the fit."""
 
     weights: np.ndarray
     slope: float = 0.0
@@ -23,7 +23,7 @@ class Sharpness(NamedTuple):
     spread: float = 1.0
 
     def logits(self, parts: Sequence[np.ndarray], uncertainty: np.ndarray) -> np.ndarray:
-        """K kinds of logits (N, C) and uncertainties (N,) -> (N, C), whose softmax holds."""
+        """Combine K kinds of logits (N, C) and uncertainties (N,) into calibrated logits (N, C)."""
         whole = sum(w * np.asarray(part, np.float64) for w, part in zip(self.weights, parts))
         u = (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
         return np.exp(-self.slope * u)[:, None] * whole if self.slope else whole
@@ -34,7 +34,7 @@ def fit_sharpness(
 ) -> Sharpness:
     """Fit to K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
 
-    loose: the prior deviations of the log weights, default 1. Where all are equally uncertain the slope is 0.
+    loose: the prior deviations of the log weights, default 1. The slope is 0 if all are equally uncertain.
     """
     deviation = np.append(np.ones(len(parts)) if loose is None else np.asarray(loose, np.float64), 1.0)
     uncertainty = np.asarray(uncertainty, np.float64)
@@ -45,7 +45,7 @@ def fit_sharpness(
     stacked, rows = np.stack([np.asarray(part, np.float64) for part in parts]), np.arange(len(labels))
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        """-log posterior and its gradient, of log w and s."""
+        """Return -log posterior and its gradient by log w and s."""
         shown = np.exp(x[:-1])[:, None, None] * np.exp(-x[-1] * u)[:, None] * stacked
         log_p = log_softmax(shown.sum(0), axis=1)
         apart = np.exp(log_p)

@@ -1,4 +1,4 @@
-"""Classes by their names alone."""
+"""Classification by class names alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prolip.embedder import Embedded, Embedder
 
 
 class ZeroShotClassifier(ImageClassifier):
-    """Images by the names of their classes: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(pictures)`.
+    """Classes from their names: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(images)`.
 
-    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or an
-    `Embedder`. classes: names, or {label: name or list of names}. templates: one or a list, with {} in the name's
-    place; "openai", "simple" or "drawings" are lists. similarity: another score than the model's own. After `fit`:
+    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, if the name has none), or an
+    `Embedder`. classes: names, or {label: name or list of names}. templates: one or a list, with {} for the name;
+    "openai", "simple" or "drawings" are lists. similarity: a score other than the model's own. After `fit`:
     `classes_`, the sorted labels, `texts_`, their Gaussians (C, D), `sharpness_`.
     """
 
@@ -36,9 +36,9 @@ class ZeroShotClassifier(ImageClassifier):
         self.pretrained, self.device, self.batch_size = pretrained, device, batch_size
 
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
-        """Embed the classes; labelled images, where there are any, make the probabilities hold, not other answers.
+        """Embed the classes. Labelled images, if any, calibrate the probabilities without changing the answers.
 
-        Without labels, probabilities use the model's own scale and its doubt. ValueError for labels that no class has.
+        Without labels, probabilities use the model's own scale and doubt. ValueError for labels that no class has.
         """
         named = base.named_classes(self.classes)
         embedder = self._embedder()
@@ -47,13 +47,13 @@ class ZeroShotClassifier(ImageClassifier):
         self.classes_ = np.array(list(named))
         self.dimension_ = self.texts_.mean.shape[1]
         if (X is None) != (y is None):
-            raise ValueError("images and labels belong together: give both to fit, or none")
+            raise ValueError("fit needs both images and labels: give both, or neither")
         if X is None:
             self.sharpness_, self.doubts_ = Sharpness(np.ones(1)), True
             return self
         found, y = self._look(X), column_or_1d(y)
         if len(y) != len(found.z.mean):
-            raise ValueError(f"{len(found.z.mean)} images and {len(y)} labels: give one of each")
+            raise ValueError(f"{len(found.z.mean)} images and {len(y)} labels: give one label per image")
         place = {label: row for row, label in enumerate(self.classes_.tolist())}
         if strange := [label for label in y.tolist() if label not in place]:
             raise ValueError(base.unknown_label(strange[0], list(place)))

@@ -19,6 +19,8 @@ Shares = Mapping[str, float]
 #: Common names of caption fields, the likeliest first.
 LIKELY: tuple[str, ...] = ("caption", "captions", "text", "texts", "title", "description", "alt", "alt_text")
 LIKELY += ("sentence", "sentences", "raw", "prompt", "name", "label")
+#: Selections with a name, which a rule gives in place of a condition: the demo's animals, foods and places.
+SELECTIONS = {"demo": "group=animals nature|food drink|travel places; subgroup!=time"}
 
 
 class Drawn(NamedTuple):
@@ -171,11 +173,15 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str | None) -> Selector | None:
-        """Read "group=animals nature|food drink;subgroup!=time"; None for no condition; ValueError with an example."""
+        """Read a rule such as "group=food drink;subgroup!=time" or "demo;style=noto", with names of SELECTIONS.
+
+        None for no rule; ValueError with an example for a wrong one.
+        """
         if not text:
             return None
         conditions, example = [], "'group=animals nature|food drink;style!=noto'"
-        for part in filter(None, map(str.strip, text.split(";"))):
+        named = ";".join(SELECTIONS.get(part.strip(), part) for part in text.split(";"))
+        for part in filter(None, map(str.strip, named.split(";"))):
             field, equals, values = part.partition("=")
             name = field.removesuffix("!").strip()
             given = tuple(value.strip() for value in values.split("|") if value.strip())

@@ -1,8 +1,8 @@
-"""Models on test sets: `open_dataset`, `compute_features`, `evaluate_dataset`, `study_features`."""
+"""Evaluation on test sets: `open_dataset`, `compute_features`, `evaluate_dataset`, `study_features`."""
 
 from prolip.utils.moved import late
 
-# Late, as metrics alone need neither towers nor readers of files.
+# Late: metrics need neither towers nor file readers.
 __getattr__ = late(
     __name__,
     {"open_dataset": "datasets.registry"}

@@ -25,15 +25,15 @@ from prolip.utils.documents import fingerprint
 log = logging.getLogger(__name__)
 
 EVERY = PromptRule()
-#: Lists of a data set's info with an entry per image or caption: of no use once some are left out.
+#: Lists of a data set's info with an entry per image or caption: useless once some are left out.
 PER_SAMPLE = ("image_ids", "caption_ids")
-#: What a saved task says of its data set, besides associations and relevance.
+#: Fields of the data set in a saved task, next to associations and relevance.
 DESCRIBED = ("name", "kind", "fingerprint", "source", "classnames", "templates", "size", "info")
 
 
 @dataclass(frozen=True)
 class Features:
-    """A data set of N images embedded by a model; the data set of saved features has no images."""
+    """A data set of N images embedded by a model; after loading from disk, its data set has no images."""
 
     dataset: Dataset
     model: ModelCard
@@ -45,24 +45,24 @@ class Features:
     owners: Tensor | None = None  # (T,) int64, the image of each caption
     text: Gaussian | None = None  # of classes (C, D), captions (T, D) or cues (A, D); None: only images were embedded
     text_key: str = ""  # of the saved texts
-    prompts: Gaussian | None = None  # (C, T, D) of the classes, where images choose among them by `rule`
+    prompts: Gaussian | None = None  # (C, T, D) of the classes, if images choose among them by `rule`
     rule: PromptRule = EVERY
-    evidence: Evidence | None = None  # what the model's doubt of the images follows from, if it has any
+    evidence: Evidence | None = None  # input of the model's doubt, if it has one
     damaged: dict[str, Any] = field(default_factory=dict)  # samples left out: counts by kind, examples
 
 
 def image_features(dataset: Dataset, embedder: Embedder, store: FeatureStore | None = None, **options: Any) -> Features:
-    """The images alone, with all fields of the samples; see `evaluate.compute_features`."""
+    """Embed only the images, with all fields of the samples; see `evaluate.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     before, now = record.values.get("state") if record else None, dataset.state
     if before and now is not None and before[0] == now[0] and before[1] != now[1]:
-        log.warning("%s was written to since its images were embedded: embedding them again", dataset.source)
+        log.warning("%s has changed since its images were embedded: embedding them again", dataset.source)
         record = None
     if record is None:
         record = to_record(dataset, *embed_share(dataset, embedder, **options), embedder.reader)
-        if not record.values["damaged"]:  # what was left out may be there next time
+        if not record.values["damaged"]:  # damaged samples may be readable next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
 
@@ -70,7 +70,7 @@ def image_features(dataset: Dataset, embedder: Embedder, store: FeatureStore | N
 def stored_texts(
     texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore, rule: Prompts = EVERY
 ) -> Gaussian:
-    """Texts (T, D); with counts, consecutive runs mixed to classes (C, D), see `prompts.templates.mix_groups`."""
+    """Embed texts (T, D), or read them; with counts, mix consecutive runs to classes (C, D), see `mix_groups`."""
     key = text_key(texts, counts, embedder.card, rule)
     record = store.read("texts", key)
     if record is None:
@@ -86,7 +86,7 @@ def stored_texts(
 
 
 def load_features(store: FeatureStore) -> Iterator[Features]:
-    """All tasks of a store in turn, without models. FileNotFoundError for none; DamagedData for lost parts."""
+    """Yield all tasks of a store, without models. FileNotFoundError for none; DamagedData for lost parts."""
     for task in store.tasks():
         model, values = ModelCard(**task["model"]), task["dataset"]
         cues = (Association(cue, tuple(keys), frozenset(true)) for cue, keys, true in values["associations"])
@@ -98,7 +98,7 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
         texts = store.read("texts", task["texts"])
         if images is None or texts is None:
             what = f"the {'images' if images is None else 'texts'} of {dataset.name} by {model.name} in {store.folder}"
-            raise DamagedData(f"{what} are damaged or gone: compute them again with --model ... --save-features")
+            raise DamagedData(f"{what} are damaged or missing: compute them again with --model ... --save-features")
         yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
 
 
@@ -110,7 +110,7 @@ def embed_share(
     progress: bool = False,
     share: Share = WHOLE,
 ) -> tuple[list[Sample], list[Gaussian]]:
-    """The samples of a share without their bytes, and their Gaussians by batch."""
+    """Return the samples of a share without their bytes, and their Gaussians by batch."""
     if dataset.damage is not None:
         dataset.damage.drain()
 
@@ -132,17 +132,17 @@ def embed_share(
 def to_record(
     dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: FittedReader | None
 ) -> Record:
-    """The embedded samples as tensors and JSON values; reader: the model's. DamagedData for what does not fit."""
+    """Return the embedded samples as tensors and JSON values; reader: the model's. DamagedData for a mismatch."""
     damaged, counter, source = {}, dataset.damage, dataset.source
     if counter is not None and counter.kinds:
         damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
     if damaged and dataset.relevance is not None:
-        why = "has relevant pairs by the captions' places, which are wrong once samples are left out"
+        why = "has relevant pairs by caption number, which are wrong if samples are left out"
         raise DamagedData(f"{source} {why}: {damaged}. Fetch these files again")
     if not samples:
         raise DamagedData(f"no image in {source}: {damaged or dataset.why_empty}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
-        raise DamagedData(f"{source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
+        raise DamagedData(f"{source} gave {len(samples)} images, expected {dataset.size}: fetch it again")
     tensors = pack("image", concatenate(parts))
     if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
         tensors["evidence"] = torch.stack(evidence, 1)
@@ -159,18 +159,18 @@ def to_record(
         tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
     values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged, "state": dataset.state}
     if len(set(values["keys"])) < len(samples):
-        raise DamagedData(f"{source} has samples of one key: keys must be unique")
+        raise DamagedData(f"{source} has several samples with one key: make the keys unique")
     if dataset.kind == "retrieval":
         counts = torch.tensor([len(sample.captions or ()) for sample in samples])
         tensors["owners"] = torch.arange(len(samples)).repeat_interleave(counts)
         values["captions"] = [caption for sample in samples for caption in sample.captions or ()]
         if not values["captions"]:
-            raise DamagedData(f"{source} has no caption: is it a retrieval set?")
+            raise DamagedData(f"{source} has no caption: give a retrieval set")
     return Record(tensors, values)
 
 
 def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
-    """Features without texts."""
+    """Return features without texts."""
     tensors, values = record
     if values["damaged"]:
         dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
@@ -190,24 +190,24 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
 
 
 def image_key(dataset: Dataset, model: ModelCard) -> str:
-    """The key of a data set's images by a model."""
+    """Return the key of a data set's images by a model."""
     return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
 
 
 def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY) -> str:
-    """The key of texts by a model."""
+    """Return the key of texts by a model."""
     further = [] if rule.way == ALL else [str(rule)]
     return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision, *further)
 
 
 def task_key(features: Features) -> str:
-    """The key of a task: of its images, texts, labels and matches."""
+    """Return the key of a task, from its images, texts, labels and matches."""
     task = task_description(features)
     return fingerprint(task["images"], task["texts"], task["dataset"])
 
 
 def task_description(features: Features) -> dict[str, Any]:
-    """A task as JSON values: the data set without images, the model, and the keys of their embeddings."""
+    """Return a task as JSON values: the data set without images, the model, and the keys of their embeddings."""
     dataset = features.dataset
     described = {name: getattr(dataset, name) for name in DESCRIBED}
     described["associations"] = [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations]
@@ -217,5 +217,5 @@ def task_description(features: Features) -> dict[str, Any]:
 
 
 def no_samples(name: str, source: str, share: Share = WHOLE) -> Iterator[Sample]:
-    """Raise FileNotFoundError: these are the samples of a data set that is known by its features."""
-    raise FileNotFoundError(f"only the features of {name} are here: its images are at {source}")
+    """Raise FileNotFoundError: a data set from saved features has no samples."""
+    raise FileNotFoundError(f"the saved features of {name} have no images: read them from {source}")

@@ -38,14 +38,14 @@ PARTS = ("base", "novel")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of one task; what is not compared is not written either."""
+    """The metrics of one task; fields with compare=False are neither compared nor written."""
 
     key: str
     metrics: dict[str, float]
     main_metric: str  # one of their names
-    info: dict[str, Any] = field(default_factory=dict)  # JSON values: what was run and what was left out
+    info: dict[str, Any] = field(default_factory=dict)  # JSON values: the run and the samples left out
     statistics: dict[str, Statistic] = field(default_factory=dict, compare=False, repr=False)
-    study: Study | None = field(default=None, compare=False, repr=False)  # where it was asked for
+    study: Study | None = field(default=None, compare=False, repr=False)  # if requested
     queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # as `tasks.base.Scored`
 
     @property
@@ -54,7 +54,7 @@ class TaskResult:
         return self.metrics[self.main_metric]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; what is not finite is null."""
+        """Return JSON values; non-finite numbers are null."""
         finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         return {"key": self.key, "metrics": finite, "main_metric": self.main_metric, "info": self.info}
 
@@ -64,9 +64,9 @@ def compute_features(
 ) -> Features:
     """Embed images and texts of a data set, or read them from the store.
 
-    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`
-    (threads that decode), and `progress`, whether to show a bar. DamagedData for a damaged sample (unless
-    `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
+    prompts: the rule for the prompts of a class, or their weights; options: `batch_size` of images, default 256,
+    `workers` (decoding threads), and `progress`, True for a bar. DamagedData for a damaged sample (unless
+    `dataset.damage` counts them), ValueError for a set without images and for prompts of another set.
     """
     check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
@@ -75,7 +75,7 @@ def compute_features(
     key = text_key(texts, counts, embedder.card, prompts)
     if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
         each = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
-        features = replace(features, text=mixture(each), prompts=each, rule=prompts)  # no file keeps them
+        features = replace(features, text=mixture(each), prompts=each, rule=prompts)  # not stored
     else:
         features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts))
     info = features.dataset.info | ({} if prompts.way == ALL else {"prompts": str(prompts)})
@@ -85,7 +85,7 @@ def compute_features(
     if not features.damaged:
         store.write_task(dataset.name, task_key(features), task_description(features))
     elif store.folder is not None:
-        log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
+        log.warning("the features of %s are not saved in %s: damaged samples were left out", dataset.name, store.folder)
     return features
 
 
@@ -99,12 +99,12 @@ def evaluate_dataset(
     study: bool = False,
     **options: Any,
 ) -> TaskResult:
-    """The metrics of a data set by a model or by its features.
+    """Compute the metrics of a data set by a model or by its features.
 
-    similarity: a score or its name, default: that of the model's method; a deterministic model takes those of points
-    alone; confusion: the matrix of counts in `info`, rows the true class; draws: of the bootstrap, whose 95% intervals
-    are `info["intervals"]`, 0: none; study: also `TaskResult.study`; options: of `compute_features`. ValueError for
-    what cannot be scored and DamagedData for a damaged set.
+    similarity: a score or its name, default: the method's score; a deterministic model accepts scores of points only;
+    confusion: adds the matrix of counts to `info`, rows the true class; draws: of the bootstrap, whose 95% intervals
+    are `info["intervals"]`, 0: none; study: fills `TaskResult.study`; options: of `compute_features`. ValueError for
+    data that cannot be scored and DamagedData for a damaged set.
     """
     started = time.perf_counter()
     card = source.card if isinstance(source, Embedder) else source.model
@@ -131,10 +131,10 @@ def evaluate_dataset(
 
 
 def study_features(features: Features, similarity: Similarity = None) -> Study:
-    """How well uncertainty predicts errors, and probabilities come true, on any task.
+    """Study how well uncertainty predicts errors, and how well probabilities are calibrated, on any task.
 
-    Error of a query: the wrong class, no match in the first place (by the most complete labels), 1 - average precision
-    of an image's classes, 1 - Jaccard of a cue. ValueError where the set has no labels.
+    Error of a query: the wrong class, no match in first place (by the most complete labels), 1 - average precision
+    of an image's classes, 1 - Jaccard of a cue. ValueError if the set has no labels.
     """
     scored = TASKS[features.dataset.kind].score(features, features.model.scored_by(similarity), True)
     assert scored.study is not None
@@ -148,7 +148,7 @@ def embed_datasets(
     pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
-    """The features of each data set in turn; pool: images that prompts are fitted to for all sets, by a rule for it."""
+    """Yield the features of each data set; pool: images to fit the prompts of all sets to, if the rule fits them."""
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
     for dataset in datasets:
@@ -167,10 +167,10 @@ def evaluate_all(
     output: str | Path | None = None,
     **shown: Any,
 ) -> list[TaskResult]:
-    """A result for each data set and similarity; with draws, results of one data set are compared to its first.
+    """Return a result for each data set and similarity; with draws, compare results of one data set to its first.
 
     instances: COCO's file of this name, for PMRP. plots: a folder. output: a JSON file, written after each data set.
-    shown: of `evaluate_dataset`.
+    shown: options of `evaluate_dataset`.
     """
     results, drawn, draws = list[TaskResult](), set[str](), shown.get("draws", 0)
     for found in features:
@@ -190,7 +190,7 @@ def evaluate_all(
                 result.metrics.update(result.study.metrics())
                 result.info.update({"too_large_for": list(lost)} if (lost := result.study.too_large_for) else {})
             if result.study is not None and plots:
-                from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+                from prolip.evaluation.plots import write_plots  # imported late: only plots need matplotlib
 
                 model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
                 name = slug(f"{result.key}-{model}-{result.info['similarity']}")
@@ -209,7 +209,7 @@ def evaluate_all(
 
 
 def compare_results(results: Sequence[TaskResult], draws: int) -> None:
-    """Give each result over the same queries as the first of its test set their difference, `info["difference"]`."""
+    """Set `info["difference"]` of each result to its difference from the first over the same queries."""
     first: dict[tuple[str, str], TaskResult] = {}
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
@@ -222,7 +222,7 @@ def compare_results(results: Sequence[TaskResult], draws: int) -> None:
 
 
 def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]]:
-    """Results on a folder's base and novel classes, by folder, model, fingerprint, precision, score and prompts."""
+    """Group results on base and novel classes by folder, model, fingerprint, precision, score and prompts."""
     sets: dict[tuple, dict[str, TaskResult]] = {}
     for result in results:
         folder, _, part = result.info["source"].rstrip("/").rpartition("/")
@@ -234,7 +234,7 @@ def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]
 
 
 def add_harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> None:
-    """Give results on base and novel classes `info["harmonic_mean"]` of both (VACSR, Table 4), with its interval."""
+    """Set `info["harmonic_mean"]` of results on base and novel classes (VACSR, Table 4), with its interval."""
     for both in parts_of(results).values():
         found = {}
         if all("harmonic_mean" in result.info for result in both.values()):

@@ -1,4 +1,4 @@
-"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision."""
+"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, with colour-blind-safe colours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prolip.evaluation.metrics.selective import Deciles, RiskCoverage, by_decile
 from prolip.evaluation.metrics.study import Study
 from prolip.utils.style import LOOKS, MUTED, lettering, panels, percent, save, styled
 
-#: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
+#: Inches; 600 pixels wide at 100 dots per inch, to which the font sizes are adapted.
 WIDTH, HEIGHT = 6.0, 3.9
 #: Probabilities at which axes of log odds have ticks.
 TICKS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
@@ -27,25 +27,25 @@ TICKS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 @styled
 def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
-    """Error of the kept against the share kept, with random refusal and the oracle; curves of one error by name."""
+    """Plot the error of answered queries against coverage, with random refusal and the oracle; curves by name."""
     figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
     one = next(iter(curves.values()))
     samples = len(one.risk)
-    rows = slice(min(samples - 1, samples // 50, 200), None)  # the first few risks are noise that would set the scale
+    rows = slice(min(samples - 1, samples // 50, 200), None)  # the first risks are noise and would dominate the scale
     top = max(float(curve.risk[rows].max()) for curve in curves.values())
     for (colour, dashes, _), (name, curve) in zip(cycle(LOOKS), curves.items()):
         label = f"{name}  (AURC {curve.aurc:.3f}, gain {curve.gain:.0%})" if np.isfinite(curve.gain) else name
         ax.plot(curve.coverage[rows], curve.risk[rows], color=colour, linestyle=dashes, label=label)
     ax.axhline(one.error, linestyle="--", color=MUTED, linewidth=1.2, label="random")  # last in the legend
     ax.plot(one.coverage, one.oracle, linestyle=":", color=MUTED, linewidth=1.2, label="oracle")
-    ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error of the answered")
+    ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error among answers")
     _finish(ax, title, shares="xy")
     return figure
 
 
 @styled
 def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By decile of uncertainty") -> Figure:
-    """Mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
+    """Plot the mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
     figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
     for (colour, dashes, marker), (name, series) in zip(cycle(LOOKS), deciles.items()):
         place = np.arange(1, len(series.value) + 1)
@@ -62,11 +62,11 @@ def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By de
 
 @styled
 def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", log_odds: bool = False) -> Figure:
-    """How often a prediction came true against its probability, with 95% (Wilson) intervals; below, how many."""
+    """Plot the observed frequency against the predicted probability, with 95% (Wilson) intervals, and counts below."""
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
     span = np.array([0.0, 1.0])
-    if log_odds:  # from the least to the greatest that occurs
+    if log_odds:  # from the least to the greatest value
         every = np.concatenate([rel.probability, rel.frequency, [0.05, 0.95]])
         span = np.quantile(every[_inside(every)], (0, 1))
         ax.set(xscale="logit", yscale="logit")
@@ -81,9 +81,9 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     both = [binomtest(k, n).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts[kept].tolist())]
     ax.vlines(x, [ci.low for ci in both], [ci.high for ci in both], color=colour, linewidth=1.1, alpha=0.7)
     below.plot(rel.probability[filled], rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
-    ax.set(ylabel="came true")
+    ax.set(ylabel="observed frequency")
     ax.set_title(lettering(title))
-    below.set(xlabel="probability given", ylabel="share", yscale="log")
+    below.set(xlabel="predicted probability", ylabel="share", yscale="log")
     below.yaxis.set_minor_formatter(NullFormatter())
     for axis in (ax.xaxis, ax.yaxis, below.xaxis):
         axis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -91,13 +91,13 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
             axis.set_ticks(TICKS, [f"{p:.4g}" if p > 1e-4 else f"$10^{{{round(np.log10(p))}}}$" for p in TICKS])
             axis.set_minor_locator(NullLocator())
     x, y = (expit(logit(span) + (-room, room)) if log_odds else (-0.02, 1.02) for room in (0.4, 0.8))
-    ax.set(xlim=x, ylim=y)  # after the ticks, which widen the axes to hold them all
+    ax.set(xlim=x, ylim=y)  # after the ticks, which widen the axes
     ax.legend(loc="upper left")
     return figure
 
 
 def write_plots(study: Study, name: str, folder: Path) -> None:
-    """FOLDER/*.png: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
+    """Write FOLDER/*.png: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
     drawn: dict[str, Figure] = {}
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
@@ -114,7 +114,7 @@ def write_plots(study: Study, name: str, folder: Path) -> None:
 
 
 def _finish(ax: Axes, title: str, shares: str) -> None:
-    """The title, the shares of some axes in percent, and the legend beneath, where no curve can hide it."""
+    """Set the title, percent axes for shares, and the legend below the axes, where it hides no curve."""
     ax.set_title(lettering(title))
     for letter in shares:
         percent(getattr(ax, f"{letter}axis"))
@@ -125,5 +125,5 @@ def _finish(ax: Axes, title: str, shares: str) -> None:
 
 
 def _inside(p: np.ndarray) -> np.ndarray:
-    """Which probabilities have log odds; those of empty bins, NaN, have none."""
+    """Return True for probabilities with log odds; empty bins, NaN, have none."""
     return (p > 0) & (p < 1)

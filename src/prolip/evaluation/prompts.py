@@ -1,4 +1,4 @@
-"""Prompts of a data set's classes that images choose or weigh: each half of the images is scored by the other's."""
+"""Prompts that images of a data set choose or weigh: each half of the images decides for the other half."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ CHOSEN = "best, chosen by one half of the labelled images for the other"
 
 
 def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError for data without prompts, a model of points, and weights of other classes, prompts or models."""
+    """Raise ValueError for data without prompts, a deterministic model, and weights of other classes or models."""
     if prompts.way == ALL:
         return
     if not model.probabilistic:
-        why = f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points"
-        raise ValueError(f"{why}: take a probabilistic model, or all prompts")
+        why = f"prompts {prompts} are chosen by uncertainty, and {model.name} gives points"
+        raise ValueError(f"{why}: use a probabilistic model, or all prompts")
     if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
-        why = f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose"
-        raise ValueError(f"{why}: leave it out, or take all")
+        why = f"{dataset.source} is a {dataset.kind} set, which has no prompts to choose by {prompts}"
+        raise ValueError(f"{why}: remove it, or use --prompts all")
     if isinstance(prompts, PromptRule):
         prompts.check(len(dataset.templates))
     else:
@@ -52,9 +52,9 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
 def fit_prompts(
     dataset: Dataset, embedder: Embedder, settings: Reweighing, templates: Sequence[str] = (), **options: Any
 ) -> PromptWeights:
-    """The weights of prompts (default: the data set's) of all classes by its images; options: of `compute_features`.
+    """Fit the weights of prompts (default: the data set's) of all classes to its images; options: `compute_features`.
 
-    ValueError for data without classes, a model of points, and shots of images without labels.
+    ValueError for data without classes, a deterministic model, and shots of images without labels.
     """
     check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
     templates = tuple(map(in_braces, templates or dataset.templates))
@@ -68,18 +68,18 @@ def fit_prompts(
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
-    """ValueError unless weights fitted to one may be used on the other: same classes, no image file in common."""
+    """Raise ValueError unless weights fitted to `pool` may be used on `dataset`: same classes, no shared images."""
     if pool.classnames != dataset.classnames:
         counts = f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
         raise ValueError(f"{counts} ({len(dataset.classnames)}), or another order: give images of the same classes")
     same = pool.fingerprint == dataset.fingerprint
     if shared := "all images" if same else dataset.shared_with(set(pool.contents.values())):
-        remedy = "give another split, such as --prompts-split train, or drop --prompts-fit, and each half is fitted to"
-        raise ValueError(f"{pool.source} holds the very images that are scored, {shared}: {remedy} the other")
+        remedy = "give another split, such as --prompts-split train, or drop --prompts-fit to fit each half to"
+        raise ValueError(f"{pool.source} has images that are scored, {shared}: {remedy} the other")
 
 
 def described(prompts: Prompts) -> str:
-    """A rule for readers."""
+    """Describe a rule for readers."""
     if not isinstance(prompts, PromptRule) or prompts.fit is None:
         return CHOSEN if prompts.way == BEST else str(prompts)
     return f"{prompts}, fitted to one half of the {'labelled ' if prompts.fit.shots else ''}images for the other"
@@ -88,12 +88,12 @@ def described(prompts: Prompts) -> str:
 def cross_weights(
     features: Features, prompts: Gaussian, labels: Tensor, score: Score
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half: of BPRW, without
-    labels where it takes no shots, or even ones of the K most certain prompts of each class, with the best K.
+    """Yield the images of each half (n,), and weights (C, T) of prompts (C, T, D) from the other half: by BPRW (without
+    labels if it takes no shots), or even weights of the K most certain prompts of each class, with the best K.
     """
     fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
     first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
-    hits = torch.empty(0)  # (T, N), which images are right where every class has its K most certain prompts
+    hits = torch.empty(0)  # (T, N), images that are right with the K most certain prompts of every class
     if fit is None:
         found = []
         for count in range(1, prompts.mean.shape[1] + 1):
@@ -105,7 +105,7 @@ def cross_weights(
         rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
         if fit is None:
             of_class = torch.nn.functional.one_hot(labels[others], len(prompts.mean)).double()
-            totals = (hits[:, others].double() @ of_class).flip(0)  # (T, C), the largest K first: it wins a tie
+            totals = (hits[:, others].double() @ of_class).flip(0)  # (T, C), the largest K first, to win ties
             counts = len(hits) - totals.argmax(0)
             kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
             yield rows, kept / kept.sum(1, keepdim=True)
@@ -115,7 +115,7 @@ def cross_weights(
 
 
 def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:
-    """Every other image of each class, in an order that its keys alone determine: (N,) bool."""
+    """Choose every second image of each class, in an order that depends on its keys only: (N,) bool."""
     chosen = torch.zeros(len(keys), dtype=torch.bool)
     order = torch.tensor(sorted(range(len(keys)), key=lambda row: fingerprint("half", keys[row])))
     for label in labels.unique():

@@ -1,4 +1,4 @@
-"""Pairs that are ranked to show overfitting: as many of a test set as of the training data."""
+"""Pairs to rank as a test for overfitting: equally many of a test set and of the training data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prolip.evaluation.embed import Features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
-#: Of a test set, at most.
+#: Most pairs of a test set.
 PAIRS = 256
 
 
 class RankedPairs(NamedTuple):
-    """Images and texts in pairs, (N, D); ids: (N,), pairs of one number have the same text."""
+    """Images and texts in pairs, (N, D); ids: (N,), equal for pairs with the same text."""
 
     image: Gaussian
     text: Gaussian
@@ -25,7 +25,7 @@ class RankedPairs(NamedTuple):
 
 
 def pairs_of(features: Features) -> RankedPairs | None:
-    """At most PAIRS random images of a test set, each with its first caption or its class; None where one has none."""
+    """Return at most PAIRS random images, each with its first caption or its class; None if an image has none."""
     chosen = torch.randperm(len(features.keys), generator=torch.Generator().manual_seed(0))[:PAIRS]
     if features.text is None:
         return None
@@ -43,13 +43,13 @@ def pairs_of(features: Features) -> RankedPairs | None:
 
 
 def numbered(texts: Sequence[str]) -> Tensor:
-    """A number for each text, (N,), the same for equal ones."""
+    """Return a number for each text, (N,), the same for equal texts."""
     places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return torch.tensor([places[text] for text in texts])
 
 
 def recall_of_pairs(score: Score, pairs: RankedPairs, count: int) -> float:
-    """R@1 among the first `count` pairs, the mean of both directions; any pair with the same text is right."""
+    """Return R@1 among the first `count` pairs, the mean of both directions; pairs with the same text are right."""
     image, text, ids = pairs.image.select(slice(count)), pairs.text.select(slice(count)), pairs.ids[:count]
     scores, right = score.pairwise(image, text), ids[:, None] == ids
     hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]

@@ -1,4 +1,4 @@
-"""One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores."""
+"""One evaluation by all ranks of a process group: each rank reads and embeds its share, the first rank scores."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from prolip.prompts.templates import mix_prompts
 from prolip.scores import Similarity
 
 T = TypeVar("T")
-#: Errors of data, networks or a full device, not bugs.
+#: Errors of data, networks or a full device, as opposed to bugs.
 OF_DATA = (DamagedData, OSError, torch.OutOfMemoryError)
 
 
 class TaskLost(RuntimeError):
-    """A task could not be evaluated, on all ranks; the message names the rank and its error."""
+    """Error on all ranks: a task could not be evaluated; the message names the rank and its error."""
 
 
 class PeerError(RuntimeError):
-    """Another rank has an error that is no fault of the data, and raises it."""
+    """Error on the other ranks: one rank raises an error that the data did not cause."""
 
 
 def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
@@ -43,10 +43,10 @@ def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
     workers: int | None = None,
     seen: Callable[[Features], object] = lambda features: None,
 ) -> TaskResult | None:
-    """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
+    """Run `evaluate_dataset` on all ranks of `group`: the result on the first rank, None on the others.
 
     group: over gloo with a long time-out, as reading may take long; seen: called on the first rank with the features.
-    TaskLost on all ranks where data cannot be read or do not fit the device on any.
+    TaskLost on all ranks if any rank cannot read the data or runs out of device memory.
     """
     embedder.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
@@ -59,7 +59,7 @@ def evaluate_over_ranks(  # noqa: PLR0913 (what is evaluated, and how)
 def features_over_ranks(
     dataset: Dataset, embedder: Embedder, group: Any = None, batch_size: int = 256, workers: int | None = None
 ) -> Features | None:
-    """`compute_features` by all ranks: the features on the first one, None on the others."""
+    """Run `compute_features` on all ranks: the features on the first rank, None on the others."""
     rank, size = rank_and_size(group)
     own = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
     found = gather((*own, dataset.damage), group)
@@ -67,7 +67,7 @@ def features_over_ranks(
     texts, counts = broadcast(None if features is None else TASKS[dataset.kind].texts(features), group)
 
     def embed_part() -> Gaussian | None:
-        """This rank's consecutive part of the texts, or of the classes of `counts` prompts each; None for no text."""
+        """Embed this rank's consecutive part of the texts, or of the classes of `counts` prompts; None for no text."""
         units = len(texts) if counts is None else len(counts)
         start, end = (units * number // size for number in (rank, rank + 1))
         if start == end:
@@ -86,7 +86,7 @@ def features_over_ranks(
 def merge(
     dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list[Sample], list[Gaussian], FaultCounter | None]]
 ) -> Features:
-    """The shares of all ranks as one pass over the data set would have given them, without texts."""
+    """Merge the shares of all ranks into the features of one pass over the data set, without texts."""
     for _, _, damage in found[1:]:
         if dataset.damage is not None and damage is not None:
             dataset.damage.merge(damage)
@@ -98,14 +98,14 @@ def merge(
 
 
 def rank_and_size(group: Any = None) -> tuple[int, int]:
-    """This rank and how many there are; (0, 1) without a process group."""
+    """Return this rank and the number of ranks; (0, 1) without a process group."""
     if not dist.is_initialized():
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
 
 
 def agree(work: Callable[[], T], group: Any = None) -> T:
-    """Return what `work` returns. Where it fails on any rank, all ranks raise: none waits for another."""
+    """Return the result of `work`. If it fails on any rank, all ranks raise, so that none waits."""
     value, own = None, None
     try:
         value = work()
@@ -123,7 +123,7 @@ def agree(work: Callable[[], T], group: Any = None) -> T:
 
 
 def gather(value: T, group: Any = None) -> list[T] | None:
-    """The values of all ranks on the first one, None on the others."""
+    """Return the values of all ranks on the first rank, None on the others."""
     rank, size = rank_and_size(group)
     if size == 1:
         return [value]
@@ -133,7 +133,7 @@ def gather(value: T, group: Any = None) -> list[T] | None:
 
 
 def broadcast(value: T | None, group: Any = None) -> T:
-    """The first rank's value on every rank."""
+    """Return the first rank's value on every rank."""
     box: list[Any] = [value]
     if rank_and_size(group)[1] > 1:
         dist.broadcast_object_list(box, group=group, group_src=0)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from prolip.evaluation.evaluate import PARTS, TaskResult, parts_of
 
-#: Metrics of the table, in this order where a task has them.
+#: Metrics of the table, in this order, if a task has them.
 COLUMNS = (
     *("acc1", "acc5", "mean_per_class_recall", "mAP"),
     *(f"{way}/{metric}" for way in ("i2t", "t2i") for metric in ("R@1", "R@5", "R@10", "mAP@R")),
     *("mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score", "jaccard_score_10-12"),
 )
-#: Metrics of refusal and their titles: error of all, of the most certain 80% and half, area under risk and coverage and
-#: its least value, rank correlation with the error, and how well errors are separated from right answers.
+#: Metrics of refusal and their titles: error of all, of the most certain 80% and half, area under the risk-coverage
+#: curve and its least value, rank correlation with the error, and separation of errors from right answers.
 REFUSAL = {
     "error": "error",
     "error@80": "80% kept",
@@ -38,7 +38,7 @@ SINGLES = {
 
 
 def titles(results: Sequence[TaskResult]) -> list[str]:
-    """The title of each result: its task; model and precision where there are several; and where these are the same too
+    """Return the title of each result: task; model and precision if there are several; if titles are still equal
     (other prompts, another split), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
     """
     cards = [result.info["model"] for result in results]
@@ -52,7 +52,7 @@ def titles(results: Sequence[TaskResult]) -> list[str]:
 def aligned(
     head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], least: int = 7, corner: str = ""
 ) -> list[str]:
-    """Lines of a table: the head, and rows of a label and cells; columns as wide as their title, or `least`."""
+    """Return lines of a table: the head, and rows of a label and cells; columns as wide as their title, or `least`."""
     first, widths = max((len(label) for label, _ in rows), default=0), [max(least, len(title) + 2) for title in head]
     return [
         f"{label:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
@@ -61,7 +61,7 @@ def aligned(
 
 
 def format_table(results: Sequence[TaskResult]) -> str:
-    """A line per task, model and similarity, shares in percent; one block per kind of task."""
+    """Format a line per task, model and similarity, shares in percent; one block per kind of task."""
     blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
     for title, result in zip(titles(results), results):
         blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
@@ -83,7 +83,7 @@ def format_table(results: Sequence[TaskResult]) -> str:
 
 
 def format_uncertainty(results: Sequence[TaskResult]) -> str:
-    """A line per task, similarity and uncertainty; then the single metrics of each task."""
+    """Format a line per task, similarity and uncertainty; then the single metrics of each task."""
     rows, singles = [], []
     for title, result in zip(titles(results), results):
         name, m = f"{title}  {result.info['similarity']}", result.metrics
@@ -98,7 +98,7 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
 
 
 def harmonic_means(results: Sequence[TaskResult]) -> str:
-    """Lines for each folder with results on its `base` and its `novel` classes: accuracies and H, "" without any."""
+    """Format lines for each folder with results on its `base` and `novel` classes: accuracies and H; "" for none."""
     lines = []
     for (folder, model, _, *how), both in parts_of(results).items():
         for name, (value, *limits) in both["base"].info["harmonic_mean"].items():
@@ -112,7 +112,7 @@ def harmonic_means(results: Sequence[TaskResult]) -> str:
 
 
 def format_intervals(results: Sequence[TaskResult]) -> str:
-    """The columns of `format_table` with their 95% intervals, and the differences of those that were compared."""
+    """Format the columns of `format_table` with 95% intervals, and the differences of compared results."""
     blocks: dict[tuple[str, ...], list[tuple[str, dict[str, str]]]] = {}
     for title, result in zip(titles(results), results):
         found = result.info.get("intervals", {})

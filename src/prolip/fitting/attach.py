@@ -1,4 +1,4 @@
-"""Fit variances to the pairs of a model, and write the model with them into a folder."""
+"""Fit variances to the pairs of a model, and write the model with them to a folder."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
 
-METHOD = "likelihood"  # The method of our models after the fit
-#: Files of a model; everything else in its folder stays.
+METHOD = "likelihood"  # the method of our models after the fit
+#: Files of a model; other files of its folder stay.
 FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
-def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
+def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
     model: str,
     pretrained: str | None,
     tokenizer: str | None,
@@ -58,7 +58,7 @@ def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
 ) -> Fitted:
     """Fit variances to `pairs`, embeddings of `model`, and write the model with them to `folder`, in its own format."""
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
-    remedy = "embed them by this model: give --data"
+    remedy = "embed them with this model, by --data"
     if means_fingerprint(loaded) != pairs.model != "":
         raise ValueError(f"the pairs were embedded by another model than {model}: {remedy}")
     for side, batch in probes(loaded):
@@ -75,10 +75,10 @@ def attach(  # noqa: PLR0913, PLR0917 (a model is three of them)
     with replacing_folder(folder, kept=lambda name: name not in FILES) as place:
         write_openclip(model, network, place)
         wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without its old variances
-        del loaded, network  # a model takes gigabytes, and the next line loads another
+        del loaded, network  # frees gigabytes before the next line loads another model
         again = load_openclip(f"local-dir:{place}", None, tokenizer)
         if model_fingerprint(*again) != wanted:
-            raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
+            raise ValueError(f"{model} would load as another model, its configuration is incomplete: complete it")
         written: Any = again.network
         FittedCLIP(written.model, *fitted).save(place)
     return fitted
@@ -95,9 +95,9 @@ def fit_uncertainty(
     seed: int = 0,
     **options: Any,
 ) -> Fitted:
-    """Fit variances, novelty and doubt of a trained model to images with texts, and write the model into a folder.
+    """Fit variances, novelty and doubt of a trained model to images with texts, and write the model.
 
-    model, pretrained, tokenizer, options: as for `Embedder.load`, and batch_size; data: a data set as for `prolip
+    model, pretrained, tokenizer, options: as for `Embedder.load`, and batch_size; data: as for `prolip
     uncertainty --data`, or its config; config: sizes of the fit. The model's means do not change.
     """
     check_place(output, model)
@@ -108,7 +108,7 @@ def fit_uncertainty(
     return attach(model, pretrained, tokenizer, pairs, config, output, seed)
 
 
-def embed_data(  # noqa: PLR0913, PLR0917 (a model is three of them)
+def embed_data(  # noqa: PLR0913, PLR0917 (three describe a model)
     model: str,
     data: DataConfig,
     config: FitOptions,
@@ -126,7 +126,7 @@ def embed_data(  # noqa: PLR0913, PLR0917 (a model is three of them)
 
 
 def check_place(folder: str | os.PathLike, model: str) -> None:
-    """ValueError where `attach` may not write into `folder`, as `check_folder`."""
+    """Raise ValueError if `attach` must not write into `folder`, see `check_folder`."""
     (schema, own), ours = parse_model_name(model), is_prolip(model)
     plain = ours and not is_reader(get_model_config(model)[0])
     names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if plain else (*OPENCLIP_FILES, READERS if ours else FILE)
@@ -134,13 +134,13 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
 
 
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
-    """ValueError unless a model's files `written` may go into a folder; ours: a ProLIP's; source: the original's
+    """Raise ValueError unless a model's files `written` may go into a folder. ours: of a ProLIP; source: the original's
     folder.
     """
     read = [] if source is None else [source / name for name in FILES]
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
-        raise ValueError(f"{folder} holds the model itself: give another folder")
+        raise ValueError(f"{folder} contains the model itself: give another folder")
     same = True
     for name in CONFIG_NAMES:
         try:
@@ -151,12 +151,12 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
             same &= "embed_dim" in config and ("prolip_cfg" in config or is_released(config)) is ours
     there = [name for name in FILES if (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
-        what = f"files of another model ({', '.join(foreign)}), of another program or of a run"
-        raise ValueError(f"{folder} holds {what}: give another folder, or delete them")
+        what = f"files of another model, program or run ({', '.join(foreign)})"
+        raise ValueError(f"{folder} has {what}: give another folder, or delete them")
 
 
 def means_fingerprint(loaded: Loaded) -> str:
-    """32 digits of all that a model's means depend on; ValueError for a method whose own layers change the means."""
+    """Return 32 digits of all that the means depend on; ValueError for a method whose own layers change the means."""
     network: Any = innermost(loaded.network)
     if not isinstance(network, ProLIP):
         return model_fingerprint(*loaded._replace(network=PointModel(network)))
@@ -165,13 +165,13 @@ def means_fingerprint(loaded: Loaded) -> str:
     bare.visual.preprocess_cfg = network.visual.preprocess_cfg
     for side, batch in probes(loaded):
         if not torch.equal(*(encode_with_stats(one, batch, side).z.mean for one in (network.eval(), bare))):
-            own = f"the method {network.config['method_cfg']['name']} has layers of its own between towers and means"
-            raise ValueError(f"{own}, which a model with fitted variances does not have: take one of another method")
+            own = f"the method {network.config['method_cfg']['name']} has its own layers between towers and means"
+            raise ValueError(f"{own}, which a model with fitted variances cannot have: use a model of another method")
     return model_fingerprint(*loaded._replace(network=bare))
 
 
 def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
-    """A blank image and the empty text, as batches of one."""
+    """Return a blank image and the empty text, as batches of one."""
     blank = loaded.preprocess(Image.new("RGB", (64, 64), "white"))
     return [("image", blank.unsqueeze(0)), ("text", loaded.tokenizer([""]))]
 
@@ -179,7 +179,7 @@ def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
 def write_prolip(  # noqa: PLR0913, PLR0917
     old: Any, tokenizer: Any, pairs: Pairs, options: FitOptions, folder: Path, seed: int
 ) -> Fitted:
-    """A model of ours as one of the method likelihood: its weights, without the parts of its own method."""
+    """Write a model of ours as one of the method likelihood: its weights, without the parts of its own method."""
     if pairs.text_ids is None:
         raise ValueError("the pairs have no text_ids, which our models need: write them again with --save-pairs")
     method = find_method(METHOD)
@@ -197,8 +197,8 @@ def write_prolip(  # noqa: PLR0913, PLR0917
 
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
-    """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
-    # safetensors takes no tensors that share memory
+    """Write OpenCLIP's weights, configuration and tokenizer files of a model."""
+    # safetensors refuses tensors that share memory
     state = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
     save_file(state, folder / OPENCLIP_FILES[1], metadata={"format": "pt"})
     if parse_model_name(model)[0]:

@@ -30,8 +30,8 @@ from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), token statistics; or log_var (B, D)
-#: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
+#: CPU tensors by name, a row for each input: mean (B, D); first (B, 2 W), token statistics; or log_var (B, D) and nats
+#: of novelty (B,); changed (B, E, D), means of E strong changes.
 Rows = dict[str, Tensor]
 Encode = Callable[[Tensor], Rows]
 Tokenize = Callable[[list[str]], Tensor]
@@ -42,7 +42,7 @@ class RankPart(NamedTuple):
     """Embeddings of one rank. Pair p: image `image_of[p]` with the text `texts[text_of[p]]`."""
 
     keys: list[str]  # of n images
-    image: Rows  # their rows; `first` and `changed`, if there are any, are of some images alone
+    image: Rows  # their rows; `first` and `changed`, if any, are of some images only
     texts: list[str]
     image_of: Tensor
     text_of: Tensor
@@ -51,18 +51,18 @@ class RankPart(NamedTuple):
     changed_of: Tensor = torch.empty(0, dtype=torch.int64)  # (c,), images
 
     def rows_of(self, name: str) -> int:
-        """Number of rows of these tensors."""
+        """Return the number of rows of these tensors."""
         return len({"first": self.first_of, "changed": self.changed_of}.get(name, self.keys))
 
 
 class Least:
-    """The `most` images whose keys have the smallest checksums, within the `limit` of all ranks, in half precision."""
+    """The `most` images whose keys have the smallest checksums, up to the `limit` of all ranks, in half precision."""
 
     def __init__(self, most: int):
         self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
 
     def add(self, key: str, row: int, pixels: Tensor) -> None:
-        """Hold an image, `row` of the part, while its checksum is among the smallest."""
+        """Keep an image, `row` of the part, while its checksum is among the smallest."""
         name = -checksum(key), key
         if len(self._held) < self.most:
             heapq.heappush(self._held, (*name, row, pixels.half()))
@@ -75,7 +75,7 @@ class Least:
         return [(-number, key) for number, key, _, _ in self._held]
 
     def pictures(self) -> list[tuple[str, int, Tensor]]:
-        """Key, row and pixels of the images within the limit, by row."""
+        """Return key, row and pixels of the images within the limit, by row."""
         own = [(key, row, pixels) for number, key, row, pixels in self._held if (-number, key) <= self.limit]
         return sorted(own, key=lambda x: x[1])
 
@@ -87,11 +87,11 @@ def checksum(key: str) -> int:
 def embed_pairs(  # noqa: PLR0913, PLR0917
     embedder: Embedder, model: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size=256, changes=0
 ) -> Pairs:
-    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too."""
+    """Embed at most `samples` samples of `data` with all captions, and also `changes` images changed."""
     if embedder.logit_scale is None:
-        raise ValueError(f"{embedder.name} has no logit_scale: only contrastive models can be fitted")
+        raise ValueError(f"{embedder.name} has no logit_scale: use a contrastive model")
     found = captioned_samples(data, embedder.preprocess, samples, faults=faults)
-    first = list(islice(found, LEAST))  # each has a caption or more
+    first = list(islice(found, LEAST))  # each has at least one caption
     check_enough(sum(len(sample.chances) for sample in first))
     counted = tqdm(chain(first, found), desc="images", unit="", disable=not sys.stderr.isatty())
 
@@ -106,7 +106,7 @@ def embed_pairs(  # noqa: PLR0913, PLR0917
 
 
 def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, held: Least | None = None) -> RankPart:
-    """This rank's images, with their captions. held: collects images to change."""
+    """Embed this rank's images, with their captions. held: collects images to change."""
     found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
     image_of, text_of, weight = [], [], []
     while group := list(islice(iterator, batch_size)):
@@ -120,7 +120,7 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, h
                 held.add(sample.key, len(keys), sample.pixels)
             keys.append(sample.key)
     image, some = join_rows(found), torch.empty(0, dtype=torch.int64)
-    if "first" in image:  # of some: all would be most of the traffic between ranks
+    if "first" in image:  # of some images: all would dominate the traffic between ranks
         some = chosen(keys)
         image["first"] = image["first"][some]
     images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
@@ -143,19 +143,19 @@ def embed_changed(part: RankPart, held: Least, encode: Encode, preprocess: Any, 
 
 
 def chosen(names: Sequence[str]) -> Tensor:
-    """Rows of the SAMPLE names with the smallest checksums, or all of fewer, in order, (f,) int64."""
+    """Return the rows of the SAMPLE names with the smallest checksums, or of all names, in order, (f,) int64."""
     order = sorted(range(len(names)), key=lambda row: (checksum(names[row]), names[row]))
     return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
 def join(parts: Sequence[RankPart], image: Rows | None = None) -> RankPart:
-    """The parts of all ranks as one, in an order that does not depend on the ranks: images by key, texts by letters.
+    """Join the parts of all ranks in an order that does not depend on the ranks: images by key, texts by letters.
 
-    image: the rows of all parts, one part's after the other's, where they have none themselves.
+    image: the rows of all parts in order, if the parts have none themselves.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:
-        raise ValueError("no image was found in the data: nothing can be fitted")
+        raise ValueError("the data has no image: give images to fit to")
     keys = [key for part in parts for key in part.keys]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     place = torch.tensor(order).argsort()
@@ -178,7 +178,7 @@ def join(parts: Sequence[RankPart], image: Rows | None = None) -> RankPart:
 
 
 def join_rows(found: Sequence[Rows]) -> Rows:
-    """Batches one after another."""
+    """Concatenate batches."""
     names = dict.fromkeys(name for rows in found for name in rows)
     return {name: torch.cat([rows[name] for rows in found if name in rows]) for name in names}
 
@@ -192,7 +192,7 @@ def embed_texts(  # noqa: PLR0913, PLR0917
     empty: Tensor | None = None,
     model="",
 ) -> Pairs:
-    """Embed the texts of a part: the whole pairs, with token ids. empty: the mean of the text ""; model: as `Pairs`."""
+    """Embed the texts of a part and return the pairs, with token ids. empty: mean of the text ""; model: as `Pairs`."""
     some = chosen(part.texts)
     text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
     further: dict[str, Any] = {}
@@ -218,14 +218,14 @@ def embed_texts(  # noqa: PLR0913, PLR0917
 
 
 def embed_pool(part: RankPart, encode: Encode, tokenize: Tokenize, device: torch.device) -> UnpairedEmbeddings:
-    """This rank's share of a pool: its images, and its texts that no earlier rank has; all ranks must call it."""
+    """Embed this rank's share of a pool: its images, and texts that no earlier rank has; all ranks must call it."""
     (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
     images, texts = image_rows.argsort(), text_rows.argsort()
     texts = texts[mine[texts]]
     for name, count in (("images", len(image_rows)), ("texts", len(texts))):
         if (count := sum(shares(torch.empty(count, device=device)))) < 2:
             raise ValueError(f"{count} {name}: give two or more")
-    # a rank without texts takes their shapes from the empty one, and without images from texts
+    # A rank without texts takes their shapes from the empty text, and a rank without images from texts.
     text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, 512)
     text, ids = {name: x[: len(texts)] for name, x in text.items()}, ids[: len(texts)]
     image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
@@ -239,7 +239,7 @@ def embed_pool(part: RankPart, encode: Encode, tokenize: Tokenize, device: torch
 def encode_texts(
     texts: list[str], encode: Encode, tokenize: Tokenize, batch_size: int, some: Tensor | None = None
 ) -> tuple[Rows, Tensor]:
-    """Rows and ids (M, L) of texts, padded as the empty text is; some: the texts whose token statistics are kept."""
+    """Encode texts as rows and ids (M, L), padded like the empty text; some: texts whose token statistics are kept."""
     found, ids = [], []
     for start in range(0, len(texts), batch_size):
         ids.append(tokenize(texts[start : start + batch_size]))
@@ -253,7 +253,7 @@ def encode_texts(
 
 
 def means(hidden: Encoded) -> Rows:
-    """A batch as pairs store it: means in float32, token statistics, if there are any, in half precision."""
+    """Convert a batch for pairs: means in float32, token statistics, if any, in half precision."""
     first = {} if hidden.token_stats is None else {"first": hidden.token_stats.half().cpu()}
     return {"mean": hidden.z.mean.float().cpu(), **first}
 
@@ -261,7 +261,7 @@ def means(hidden: Encoded) -> Rows:
 def hidden_encoder(
     model: Any, side: Side, device: torch.device, autocast: Callable = nullcontext, kept: Callable = means
 ) -> Encode:
-    """`kept` of `encode_with_stats` of a model in evaluation mode, of one batch on its device, under autocast."""
+    """Return an encoder: `kept` of `encode_with_stats` of a model in evaluation mode, on its device, under autocast."""
 
     def run(batch: Tensor) -> Rows:
         with autocast():
@@ -274,7 +274,7 @@ def hidden_encoder(
 def pool_encoder(
     model: Any, side: Side, device: torch.device, autocast: Callable = nullcontext, points: bool = False
 ) -> Encode:
-    """The same for a pool: Gaussians, and the model's novelty, if any; points: without its variances."""
+    """Return an encoder for a pool: Gaussians, and the model's novelty, if any; points: without variances."""
     novelty = fitted_novelty(model, side)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How well scores tell what is a kind of what: AUC against each sort of negative, with intervals over concepts."""
+"""Entailment: AUC of scores of "A is a kind of B" against each sort of negative, with intervals over concepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic
 from prolip.hierarchy.scores import SCORES, Items, KindScore
 
-#: Numbers that a block of draws may hold for all pairs.
+#: Most numbers in a block of draws for all pairs.
 ELEMENTS = 1 << 22
 BLOCK = 4096
 #: Relation, score, and negative or "mean".
@@ -24,15 +24,15 @@ TITLES = {"texts": "Is text A a kind of text B?", "images": "Is text B true of i
 
 @dataclass(frozen=True)
 class KindPairs:
-    """P pairs (inner, outer) of which the first is a kind of the second, each with negatives."""
+    """P pairs (inner, outer) in which the first is a kind of the second, each with negatives."""
 
-    inner: np.ndarray  # (P,) rows, and so are the next
+    inner: np.ndarray  # (P,) rows, like the next three
     outer: np.ndarray
-    random: np.ndarray  # in the outer's place, -1 where there is none
+    random: np.ndarray  # in place of the outer, -1: none
     sibling: np.ndarray
-    levels: np.ndarray  # (P, 2), of inner and outer as indices into `names`
+    levels: np.ndarray  # (P, 2), of inner and outer, indices into `names`
     names: tuple[str, ...]
-    shares: csr_matrix  # (P, K), how a pair is spread over the concepts of its inner, rows of sum 1
+    shares: csr_matrix  # (P, K), weights of a pair on the concepts of its inner, rows of sum 1
     found: int  # true pairs before any sampling
     negatives: tuple[str, ...] = ("random", "reversed", "sibling")
 
@@ -41,12 +41,12 @@ class KindPairs:
 
     @property
     def with_sibling(self) -> int:
-        """Pairs that have a sibling."""
+        """Number of pairs with a sibling."""
         return int((self.sibling >= 0).sum())
 
 
 class Entailment(NamedTuple):
-    """The AUCs of one model with their intervals, as functions of the draws, and of each two levels by name."""
+    """AUCs of one model with their intervals, as functions of the draws, and by pair of levels."""
 
     model: str
     auc: dict[Key, Interval]
@@ -54,11 +54,11 @@ class Entailment(NamedTuple):
     by_level: dict[Key, float]
 
     def names(self, relation: str) -> list[str]:
-        """The scores that were evaluated on a relation."""
+        """Return the scores that were evaluated on a relation."""
         return [name for kind, name, negative in self.auc if kind == relation and negative == "mean"]
 
     def best(self, relation: str) -> str:
-        """The score with the highest mean AUC."""
+        """Return the score with the highest mean AUC."""
         return max(self.names(relation), key=lambda name: self.auc[relation, name, "mean"].value)
 
 
@@ -70,7 +70,7 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
     pairs: Mapping[str, KindPairs],
     draws: int = 500,
 ) -> Entailment:
-    """AUCs of embeddings; pairs: by relation, `images` between rows of image and text, others between texts."""
+    """Compute AUCs of embeddings; pairs: by relation, `images` between rows of image and text, others between texts."""
     statistics: dict[Key, Statistic] = {}
     by_level: dict[Key, float] = {}
     for (relation, found), (name, score) in product(pairs.items(), scores.items()):
@@ -99,7 +99,7 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
 
 
 def scores_of_rows(score: KindScore, a: Items, rows: np.ndarray, b: Items, others: np.ndarray) -> np.ndarray:
-    """A score of pairs of rows (P,), NaN where either is -1."""
+    """Return a score of pairs of rows (P,), NaN where either is -1."""
     kept = np.flatnonzero((rows >= 0) & (others >= 0))
     out = np.full(len(rows), np.nan)
     for part in np.split(kept, range(BLOCK, len(kept), BLOCK)):
@@ -109,7 +109,7 @@ def scores_of_rows(score: KindScore, a: Items, rows: np.ndarray, b: Items, other
 
 
 def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> Statistic:
-    """AUC of positive (P,) against negative (P,), NaN: none, by how often each concept was drawn; shares: (P, K)."""
+    """Return the AUC of positive (P,) against negative (P,), NaN: none, by draws of the concepts; shares: (P, K)."""
     kept = np.flatnonzero(~np.isnan(negative))
     spread, size = shares[kept].astype(np.float64), shares.shape[1]
     scores = np.concatenate([positive[kept], negative[kept]])
@@ -131,14 +131,14 @@ def auc_of(positive: np.ndarray, negative: np.ndarray, shares: csr_matrix) -> St
 def compare(
     first: Entailment, second: Entailment, relation: str, other: str = "", draws: int = 500
 ) -> tuple[str, str, Interval]:
-    """The best score of `first`, the score `other` or the best of `second`, and the difference on the same draws."""
+    """Return the best score of `first`, `other` or the best of `second`, and the difference on the same draws."""
     best, against = first.best(relation), other or second.best(relation)
     ours, theirs = first.statistics[relation, best, "mean"], second.statistics[relation, against, "mean"]
     return best, against, bootstrap.paired({"mean": theirs}, {"mean": ours}, draws)["mean"]
 
 
 def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPairs], draws: int = 500) -> str:
-    """One table of all models, a block for each relation, with how far each model's best is above others."""
+    """Format one table of all models, a block for each relation, with the differences between their best scores."""
     lines: list[str] = []
     for relation, found in pairs.items():
         columns = (*found.negatives, "mean")
@@ -160,6 +160,6 @@ def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPai
 
 
 def short(model: str) -> str:
-    """The name of a model in a column: of a run's folder, the run's."""
+    """Return the name of a model for a column: for a run's folder, the run's name."""
     parts = [part for part in model.removeprefix("local-dir:").split("/") if part not in ("", "model")]
     return (parts[-1] if parts else model)[-27:]

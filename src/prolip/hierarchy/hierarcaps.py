@@ -19,7 +19,7 @@ from prolip.gaussian import Gaussian
 from prolip.hierarchy import STEPS
 from prolip.hierarchy.traversal import Traversal
 
-#: Images that are embedded at a time.
+#: Images embedded at a time.
 BATCH = 64
 COLUMNS = ("id", "captions", "image_url")
 ARROW = "=>"
@@ -28,30 +28,30 @@ WANTED = "give HierarCaps' CSV with the columns id,captions,image_url, such as h
 
 @dataclass(frozen=True)
 class HierarCaps:
-    """N rows: chains: the L captions of each, general to specific; images: names of files."""
+    """N rows. chains: the L captions of each, general to specific; images: names of files."""
 
     chains: tuple[tuple[str, ...], ...]
     images: tuple[str, ...]
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The distinct captions, in order of appearance."""
+        """Distinct captions, in order of appearance."""
         return tuple(dict.fromkeys(text for chain in self.chains for text in chain))
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """(N, L) index into `texts`."""
+        """Index (N, L) into `texts`."""
         place = {text: i for i, text in enumerate(self.texts)}
         return np.array([[place[text] for text in chain] for chain in self.chains])
 
     @property
     def image_of(self) -> np.ndarray:
-        """(N,) index into the distinct images, in order of appearance."""
+        """Index (N,) into the distinct images, in order of appearance."""
         place = {name: i for i, name in enumerate(dict.fromkeys(self.images))}
         return np.array([place[name] for name in self.images])
 
     def files(self, folder: str | Path) -> list[Path]:
-        """The image files, M, in a folder. FileNotFoundError naming the first that is not there."""
+        """Return the image files, M, in a folder. FileNotFoundError with the first missing one."""
         paths = [Path(folder) / name for name in dict.fromkeys(self.images)]
         if missing := [path for path in paths if not path.is_file()]:
             some = f"{len(missing)} of {len(paths)} images are not in {folder}, such as {missing[0].name}"
@@ -60,7 +60,7 @@ class HierarCaps:
 
 
 def read_hierarcaps(path: str | Path) -> HierarCaps:
-    """Read the CSV. FileNotFoundError, and ValueError with the line of what is no row of it."""
+    """Read the CSV. FileNotFoundError for no file, ValueError with the line of an invalid row."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
@@ -77,23 +77,23 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
                 if len(chain) < 2 or not all(chain) or not name:
                     what = f"captions {row['captions']!r} of image {row['image_url']!r}"
                     wanted = f"two levels or more joined by {ARROW}, none of them empty, and the image's URL"
-                    raise ValueError(f"{where}: {what}: want {wanted}")
+                    raise ValueError(f"{where}: {what}: expected {wanted}")
                 found.append((chain, name))
                 if len(chain) != len(found[0][0]):
-                    raise ValueError(f"{where}: {len(chain)} levels, and {len(found[0][0])} in the first row")
+                    raise ValueError(f"{where}: {len(chain)} levels, expected {len(found[0][0])} as in the first row")
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is no CSV in UTF-8 ({error}): {WANTED}") from error
+            raise ValueError(f"{path} is not a CSV in UTF-8 ({error}): {WANTED}") from error
     if not found:
-        raise ValueError(f"{path} has no row: {WANTED}")
+        raise ValueError(f"{path} has no rows: {WANTED}")
     return HierarCaps(*zip(*found))
 
 
 def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
-    """ProLIP's metrics (table 2), a row of the CSV against the captions met from its image; found: of the M images.
+    """Return ProLIP's metrics (table 2): a row of the CSV against the captions met from its image; found: M images.
 
     paper/precision: share of the distinct captions met that are the row's own; recall: share of the row's own that are
     met; any_hit: whether any is; root_recall, root_level0: whether the caption nearest to the root is one of the row's,
-    or the most general one. Means over rows. The paper does not say which of recall and any_hit its R@1 is.
+    or the most general one. Means over rows. The paper does not state which of recall and any_hit is its R@1.
     """
     root = found.met[:, -1].tolist()
     met = [set(row) for row in found.met.tolist()]
@@ -108,19 +108,19 @@ def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
 def benchmark_metrics(
     data: HierarCaps, image: Gaussian, text: Gaussian, empty: Gaussian, steps: int = STEPS
 ) -> dict[str, float]:
-    """The metrics of the benchmark's authors; image (M, D), text (T, D), empty (1, D), means alone.
+    """Return the metrics of the benchmark's authors; image (M, D), text (T, D), empty (1, D), by means only.
 
-    At `steps` thresholds of the radius |m - r|, r the mean of "", the caption nearest to the image is taken of those
-    within. benchmark/precision: share of the captions taken that any row of the image has; recall: share of the levels
-    of which one was taken; means over images. d_corr: Kendall's tau of a row's radii with its levels, mean over rows;
-    d_corr_trace: the same of -trace, where captions have an extent, expected over the orders of equal traces.
+    Each of `steps` thresholds of the radius |m - r|, r the mean of "", retrieves the nearest caption within it.
+    benchmark/precision: share of the retrieved captions that any row of the image has; recall: share of the levels with
+    a retrieved caption; means over images. d_corr: Kendall's tau of a row's radii with its levels, mean over rows;
+    d_corr_trace: the same for -trace if captions have variances, expected over the orders of equal traces.
     """
     radius = (text.mean - empty.mean).norm(dim=1)
     scores = image.mean @ text.mean.mT
     taken = []
     for threshold in np.linspace(radius.min().item(), radius.max().item(), steps):
         inside = radius.double() <= threshold
-        inside |= radius == radius.min()  # the first threshold may be rounded below it
+        inside |= radius == radius.min()  # rounding may put the first threshold below it
         taken.append(scores.masked_fill(~inside, -torch.inf).argmax(1))
     chosen = torch.stack(taken, 1).tolist()
     precision, recall, image_of = [], [], data.image_of
@@ -133,7 +133,7 @@ def benchmark_metrics(
     order, levels = (
         np.argsort(radii, axis=1, kind="stable"),
         np.arange(radii.shape[1]),
-    )  # of equal radii the more general
+    )  # of equal radii, the more general first
     taus = [kendalltau(row, levels).statistic for row in order]
     means: dict[str, Sequence[Any]] = {"precision": precision, "recall": recall, "d_corr": taus}
     out = {f"benchmark/{name}": float(np.mean(values)) for name, values in means.items()}
@@ -145,5 +145,5 @@ def benchmark_metrics(
 
 
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
-    """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
+    """Embed image files (N, D), decoded in threads. ValueError for a damaged one."""
     return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)

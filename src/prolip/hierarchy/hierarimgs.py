@@ -18,9 +18,9 @@ from prolip.utils.documents import loads, shown
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: Segments that are pasted.
+#: Segments to paste.
 SEGMENTS = 3
-#: The file that says that a folder is a build.
+#: The file that marks a folder as a build.
 MARK = "hierarimgs.json"
 BLANK = (255, 255, 255)
 WANTED = "give COCO's annotations/instances_val2017.json and the folder of its images, val2017"
@@ -35,7 +35,7 @@ class Segmented(NamedTuple):
 
 
 def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) -> list[Segmented]:
-    """The images with `segments` segments or more, all larger than `least` pixels (COCO's `area`)."""
+    """Return the images with at least `segments` segments, all larger than `least` pixels (COCO's `area`)."""
     path = Path(instances)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
@@ -52,22 +52,22 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
             largest = sorted(annotations, key=lambda a: -a["area"])[:segments]
             file, *size = (images[key][name] for name in ("file_name", "height", "width"))
             if not isinstance(file, str):
-                raise TypeError(f"file_name {file!r} is no text")
+                raise TypeError(f"file_name {file!r} is not a text")
             found.append(Segmented(file, (size[0], size[1]), tuple(a["segmentation"] for a in largest)))
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
+        raise ValueError(f"{path} is not a file of COCO's instances ({what}): {WANTED}") from error
     return sorted(found, key=lambda one: one.file)
 
 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """Polygons, or run lengths {"counts", "size"}, of COCO as pixels, (height, width) bool. ValueError for others."""
+    """Decode COCO polygons or run lengths {"counts", "size"} as pixels, (H, W) bool. ValueError for others."""
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
         counts, given = segmentation["counts"], list(segmentation.get("size", size))
         encoded = {"counts": counts, "size": [height, width]}
         if isinstance(counts, str):
-            fits = mask.encode(mask.decode(encoded))["counts"] == counts.encode()  # pycocotools takes too few pixels
+            fits = mask.encode(mask.decode(encoded))["counts"] == counts.encode()  # pycocotools accepts too few pixels
         else:
             runs = np.array(counts)
             fits = runs.dtype.kind in "iu" and runs.min() >= 0 and runs.sum() == height * width
@@ -80,17 +80,17 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
             fits = x.ndim == 1 and x.dtype.kind in "iuf" and len(x) > 5 and len(x) % 2 == 0
             if not fits or not (np.abs(x) <= 2 * max(size)).all():
                 wanted = "a list [x0, y0, ...] of three points or more near the image"
-                raise ValueError(f"a polygon is {wanted}, got {shown(x.tolist())}")
+                raise ValueError(f"a polygon must be {wanted}, got {shown(x.tolist())}")
         encoded = mask.merge(mask.frPyObjects([x.astype(float).tolist() for x in polygons], height, width))
     else:
-        raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
+        raise ValueError(f"a segmentation must be a list of polygons or run lengths, got {type(segmentation).__name__}")
     return mask.decode(encoded).astype(bool)
 
 
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of the chosen images, `most` at most, in the place of a former build; returns how many."""
+    """Write the levels of at most `most` chosen images over a former build; return their number."""
     check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
     if not chosen:
@@ -98,7 +98,7 @@ def build(
     folder = Path(images)
     places = [Path(c.file).stem for c in chosen]
     if twice := [c.file for c, place in zip(chosen, places) if places.count(place) > 1]:
-        raise ValueError(f"{first_few(twice, 4)} have one name, and an image's folder is called by it: rename them")
+        raise ValueError(f"{first_few(twice, 4)} have the same name, which names the folder of an image: rename them")
     if missing := [c.file for c in chosen if not (folder / c.file).is_file()]:
         some = f"{len(missing)} of {len(chosen)} images are not in {folder}, such as {missing[0]}"
         raise FileNotFoundError(f"{some}: {WANTED}")
@@ -125,11 +125,11 @@ def build(
 
 
 def read_levels(folder: str | Path) -> list[list[Path]]:
-    """The files of each image of a folder that `build` wrote, level 0 first. ValueError for a folder without."""
+    """Return the files of each image in a folder of `build`, level 0 first. ValueError for another folder."""
     places = (place for place in sorted(Path(folder).glob("*")) if place.is_dir())
     found = [sorted(place.glob("level*"), key=lambda path: int(path.stem[5:])) for place in places]
     found = [files for files in found if files]
     if len({len(files) for files in found}) != 1:
-        again = "prolip hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER writes it"
-        raise ValueError(f"{folder} holds no images at levels, or not as many of each: {again}")
+        again = "write it with prolip hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER"
+        raise ValueError(f"{folder} has no images at levels, or unequal numbers of levels: {again}")
     return found

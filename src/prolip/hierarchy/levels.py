@@ -19,50 +19,50 @@ from prolip.utils.style import BOX, INK, LOOKS, panels, percent, styled, write
 
 
 class Inclusion(NamedTuple):
-    """H(original in level i) of N images, ProLIP (4): h (N,); rate, the share with H > 0; both directions are -h."""
+    """H(original in level i) of N images, ProLIP (4): h (N,); rate: share with H > 0. The reverse direction is -h."""
 
     level: int
     h: np.ndarray
 
     @property
     def rate(self) -> float:
-        """The share of the images that are included in this level of themselves."""
+        """Share of the images that this level of themselves includes."""
         return float((self.h > 0).mean())
 
 
 class LevelTraces(NamedTuple):
-    """Uncertainty by level, values (N, L), general to specific; spearman: of all values with the level."""
+    """Uncertainty by level, values (N, L), general to specific."""
 
     values: np.ndarray
 
     @property
     def spearman(self) -> float:
-        """Rank correlation with the level, -1: the more specific, the more certain; NaN where nothing varies."""
+        """Rank correlation with the level, -1: the more specific, the more certain; NaN if nothing varies."""
         return spearman(self.values.ravel(), np.tile(np.arange(self.values.shape[1]), len(self.values)))
 
     @property
     def in_order(self) -> float:
-        """Share of neighbouring levels of one chain of which the more general is the more uncertain."""
+        """Share of neighbouring levels in a chain of which the more general is more uncertain."""
         return float((self.values[:, :-1] > self.values[:, 1:]).mean())
 
 
 def inclusion_of_levels(levels: Sequence[Gaussian]) -> list[Inclusion]:
-    """H(original in level i) at eps = 0 for every level but the last, the original: L Gaussians (N, D)."""
+    """Compute H(original in level i) at eps = 0 for every level but the last, the original: L Gaussians (N, D)."""
     if len(levels) < 2:
         raise ValueError(f"{len(levels)} levels: give two or more, the original last")
     if any(bool(z.log_var.isneginf().any()) for z in levels):
-        raise ValueError("these embeddings are points, which include nothing: use a model with variances")
+        raise ValueError("these embeddings are points, which cannot include anything: use a model with variances")
     return [Inclusion(i, inclusion_test(levels[-1], z).double().numpy()) for i, z in enumerate(levels[:-1])]
 
 
 def traces_by_level(levels: Sequence[np.ndarray]) -> LevelTraces:
-    """Uncertainties (N,) of each level, general to specific."""
+    """Collect uncertainties (N,) of each level, general to specific."""
     return LevelTraces(np.stack(levels, 1))
 
 
 @styled
 def plot_traces(traces: LevelTraces, what: str) -> Figure:
-    """Uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
+    """Plot uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
     figure, (ax,) = panels(1, 1, width=6.0, height=3.6)
     count = traces.values.shape[1]
     for (colour, _, marker), i, x in zip(cycle(LOOKS), range(count), traces.values.T):
@@ -77,7 +77,7 @@ def plot_traces(traces: LevelTraces, what: str) -> Figure:
 
 @styled
 def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarray] = ()) -> Figure:
-    """Histograms of H(original in level i), ProLIP figure 8; examples: pixels of an image of each of these levels."""
+    """Plot histograms of H(original in level i), ProLIP figure 8; examples: pixels of one image at each level."""
     count, heights = len(inclusions), ((1.4, 3.2) if len(examples) else (3.2,))
     figure = Figure(figsize=(3.2 * count, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), count, height_ratios=heights)
@@ -89,7 +89,7 @@ def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarra
     axes += [figure.add_subplot(grid[-1, i], sharey=axes[0]) for i in range(1, count)]
     low, high = np.quantile(np.concatenate([x.h for x in inclusions]), (0.005, 0.995))
     width = max(high - low, 1e-9) / 40
-    edges = np.arange(np.floor(min(low, 0.0) / width), np.ceil(max(high, 0.0) / width) + 2) * width  # 0 is one of them
+    edges = np.arange(np.floor(min(low, 0.0) / width), np.ceil(max(high, 0.0) / width) + 2) * width  # 0 is an edge
     form: Any = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0.4}
     for ax, inclusion in zip(axes, inclusions):
         h = inclusion.h.clip(edges[0], edges[-1])
@@ -109,7 +109,7 @@ def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarra
 
 @styled
 def plot_differences(traces: LevelTraces, what: str) -> Figure:
-    """Uncertainty at all levels, and that of each level less that of its last one, ProLIP figure C.2."""
+    """Plot uncertainty at all levels, and the difference of each level to the last, ProLIP figure C.2."""
     x = traces.values
     (rows, count), edges = x.shape, list(np.histogram_bin_edges(x, 30))
     figure, axes = panels(1, count, width=3.0 * count, height=3.1)
@@ -133,7 +133,7 @@ def plot_differences(traces: LevelTraces, what: str) -> Figure:
 
 
 def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | Path) -> str:
-    """Write the figures of images or texts (`what`) at levels, general to specific; returns their numbers as text."""
+    """Write the figures of images or texts (`what`) at levels, general to specific; return their metrics as text."""
     inclusions = inclusion_of_levels(z)
     traces = traces_by_level([score.uncertainty(of_level).numpy() for of_level in z])
     write(plot_traces(traces, f"{what}s"), folder, f"{what}_traces")
@@ -142,7 +142,7 @@ def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | P
     write(plot_inclusion(inclusions), folder, f"{what}_inclusion")
     values = traces.values
     means = ", ".join(f"{x:.4g}" for x in values.mean(0))
-    order = f"Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"
+    order = f"Spearman with the level {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"
     lines = [f"{what}s: {len(values):,} chains; mean uncertainty by level, general to specific: {means}; {order}"]
     for x in inclusions:
         lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")

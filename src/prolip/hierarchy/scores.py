@@ -1,4 +1,4 @@
-"""Scores of "is A a kind of B?", larger where it is; ours is `seen_trace`."""
+"""Scores of "A is a kind of B", larger if true; ours is `seen_trace`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.scores import Score
 
-#: Nats, and distance to "", within which two inputs are about as general; chosen on the emoji corpus, see the docs.
+#: Nats, and distance to "", within which two inputs are about equally general; chosen on the emoji corpus.
 NATS, RADIUS = 0.1, 0.05
-#: Rows of texts that are compared with all images at a time.
+#: Rows of texts compared with all images at a time.
 ROWS = 1024
 
 
 class Items(NamedTuple):
-    """Inputs of either side."""
+    """Inputs of one side."""
 
     z: Gaussian  # (N, D)
-    seen: Tensor  # (N, D), a times the mean of the images that an input speaks of, of an image itself
-    nats: Tensor  # (N,), what an input leaves open
+    seen: Tensor  # (N, D), a times the mean of the images that an input describes; an image describes itself
+    nats: Tensor  # (N,), ambiguity
     radius: Tensor  # (N,), the distance of its mean from that of ""
     score: Score
 
     def select(self, rows: np.ndarray | Tensor) -> Items:
-        """These rows."""
+        """Return some rows."""
         rows = torch.as_tensor(rows)
         return Items(self.z.select(rows), self.seen[rows], self.nats[rows], self.radius[rows], self.score)
 
@@ -45,41 +45,41 @@ class KindScore(NamedTuple):
 
 
 def cosine(a: Items, b: Items) -> Tensor:
-    """Similarity of the means alone, the same in both directions."""
+    """Return the similarity of the means, equal in both directions."""
     return (a.z.mean * b.z.mean).sum(1)
 
 
 def root(a: Items, b: Items) -> Tensor:
-    """|m_A - r| - |m_B - r|, r the mean of "": the more general is nearer to it (HierarCaps, ECCV 2024)."""
+    """Return |m_A - r| - |m_B - r|, r the mean of "": the more general is nearer to it (HierarCaps, ECCV 2024)."""
     return a.radius - b.radius
 
 
 def trace(a: Items, b: Items) -> Tensor:
-    """trace_B - trace_A: the more general is more uncertain (ProLIP 4.3)."""
+    """Return trace_B - trace_A: the more general is more uncertain (ProLIP 4.3)."""
     return b.z.trace - a.z.trace
 
 
 def own(a: Items, b: Items) -> Tensor:
-    """The model's own score of A, in the place of an image, with the text B."""
+    """Return the model's own score of A, in place of an image, with the text B."""
     (u, first), (v, second) = a.score.factors(a.z, "image"), b.score.factors(b.z, "text")  # type: ignore[misc]
     return (u * v).sum(1) + first + second
 
 
 def seen(a: Items, b: Items) -> Tensor:
-    """a E[m_i . m_B], i drawn from the images that A speaks of."""
+    """Return a E[m_i . m_B], i drawn from the images that A describes."""
     return (a.seen * b.z.mean).sum(1)
 
 
 def seen_trace(a: Items, b: Items) -> Tensor:
-    """Ours: a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS), eta = trace / unit in nats.
+    """Return our score a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS), eta = trace / unit in nats.
 
-    B has to fit A's images, and to leave more open: a narrower B is refused, a far wider one is not rewarded.
+    B must match A's images and be more ambiguous: a narrower B scores low, a far wider one gains nothing.
     """
     return seen(a, b) + F.logsigmoid((b.nats - a.nats) / NATS)
 
 
 def seen_root(a: Items, b: Items) -> Tensor:
-    """`seen_trace` with nearness to "" instead of the nats."""
+    """Return `seen_trace` with nearness to "" instead of the nats."""
     return seen(a, b) + F.logsigmoid((a.radius - b.radius) / RADIUS)
 
 
@@ -92,19 +92,19 @@ def _measure(name: str) -> Callable[[Items, Items], Tensor]:
 SCORES: dict[str, KindScore] = {
     "cosine": KindScore(cosine, "similarity of the means", False),
     "root": KindScore(root, 'distance to ""', False),
-    "seen": KindScore(seen, "B said of A's images", False),
+    "seen": KindScore(seen, "B matches A's images", False),
     "seen_root": KindScore(seen_root, 'the same, and B nearer to ""', False),
     "own": KindScore(own, "the model's score, A as an image", False),
     "elk": KindScore(_measure("elk"), "elk", True),
     "log_inclusion": KindScore(_measure("log_inclusion"), "log inclusion of A in B", True),
     "inclusion_test": KindScore(_measure("inclusion_test"), "inclusion test H", True),
     "trace": KindScore(trace, "difference of traces", True),
-    "seen_trace": KindScore(seen_trace, "ours: said of A's images, B leaves more open", True),
+    "seen_trace": KindScore(seen_trace, "ours: B matches A's images and is more ambiguous", True),
 }
 
 
 def scores_of(card: ModelCard | Embedder) -> dict[str, KindScore]:
-    """The scores of a model: of points only some, and its own where that is a product of factors."""
+    """Return the scores of a model: some need variances, and `own` needs factors."""
     score = card.scored_by()
     nothing = Gaussian(torch.zeros(1, 1), torch.zeros(1, 1))
     has_own = type(score).factors is not Score.factors and score.factors(nothing) is not None
@@ -113,15 +113,15 @@ def scores_of(card: ModelCard | Embedder) -> dict[str, KindScore]:
 
 
 def items_of(card: ModelCard | Embedder, z: Gaussian, empty: Gaussian, images: Gaussian | None = None) -> Items:
-    """Inputs (N, D), with the embedding of "" (1, D): texts, given `images` (M, D) to find what they speak of.
+    """Prepare inputs (N, D), with the embedding of "" (1, D): texts with `images` (M, D) that they may describe.
 
-    A text speaks of image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in (N, D) memory; without `images`
-    the inputs are images and speak of themselves. A unit of trace is a nat where the model's method has units,
-    elsewhere 2/a. ValueError for a model without a logit scale.
+    A text describes image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in (N, D) memory; without `images`
+    the inputs are images and describe themselves. A unit of trace is a nat if the model's method has units, else 2/a.
+    ValueError for a model without a logit scale.
     """
     scale = card.logit_scale
     if scale is None:
-        raise ValueError(f"{card.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+        raise ValueError(f"{card.name} has no logit_scale, which converts a cosine to nats: use a contrastive model")
     score = card.scored_by()
     nats = z.trace / (score.units.unit if score.units is not None else 2 / scale)
     radius = (z.mean - empty.mean).norm(dim=1)

@@ -1,4 +1,4 @@
-"""Image traversal, ProLIP 4.4: from the caption nearest to an image to a [ROOT], and the captions met on the way."""
+"""Image traversal, ProLIP 4.4: from the caption nearest to an image to a [ROOT], and the captions on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
 from prolip.measures import pairwise_inclusion_test, pairwise_log_inclusion
 
 Pairwise = Callable[[Gaussian, Gaussian], Tensor]
-#: H grows with the distance of the means where the caption is the wider.
+#: H grows with the distance of the means if the caption is wider.
 MEASURES: dict[str, Pairwise] = dict(zip(INCLUSIONS, (pairwise_log_inclusion, pairwise_inclusion_test)))
 #: Elements of one block of similarities.
 ELEMENTS = 1 << 24
@@ -24,12 +24,12 @@ class Traversal(NamedTuple):
     """N traversals over T captions."""
 
     nearest: Tensor  # (N,), the caption nearest to the image
-    root_caption: Tensor  # (N,), the caption that includes the image most, -1 where the root is "" alone
+    root_caption: Tensor  # (N,), the caption that includes the image most, -1 if the root is ""
     root: Tensor  # (N, D), unit vectors
     met: Tensor  # (N, steps), the caption nearest at each step, the last nearest to the root
 
     def path(self, row: int) -> list[int]:
-        """The captions met by one traversal, runs of the same one taken together."""
+        """Return the captions met by one traversal, each run of equal ones once."""
         return torch.unique_consecutive(self.met[row]).tolist()
 
 
@@ -46,7 +46,7 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
     The path is (1 - s) m_caption + s m_root, s in `steps` equal steps; nearest is by the cosine of the means.
     Similarities are mixed from those of the ends, so a step costs N T. root="included": the mean of the caption that
     includes the image most by `inclusion` at eps = 0 (one-sided by default; ProLIP (3)) or by any scores of all pairs,
-    averaged with that of "" and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for unknown
+    averaged with the mean of "" and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for unknown
     names, fewer than 2 steps, and points with a measure.
     """
     for name, given, known in ("root", root, ROOTS), ("inclusion", inclusion, INCLUSIONS):
@@ -54,10 +54,10 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
             raise ValueError(f"{name} {given!r} is unknown: use one of {', '.join(known)}")
     includes = MEASURES[inclusion] if isinstance(inclusion, str) else inclusion
     if steps < 2 or not len(text.mean):
-        raise ValueError(f"{steps} steps, {len(text.mean)} captions: give 2 steps or more, and a caption to meet")
+        raise ValueError(f"{steps} steps, {len(text.mean)} captions: give at least 2 steps and a caption")
     measured = root == "included" and isinstance(inclusion, str)
     if measured and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
-        raise ValueError("these embeddings are points, which include nothing: use root='empty'")
+        raise ValueError("these embeddings are points, which cannot include anything: use root='empty'")
     captions, end = F.normalize(text.mean, dim=-1), F.normalize(empty.mean[0], dim=-1)
     share = torch.linspace(0, 1, steps).tolist()
     parts: list[Traversal] = []

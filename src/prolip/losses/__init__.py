@@ -1,6 +1,6 @@
-"""Losses as pure functions: PPCL and its kin over all pairs of all ranks, inclusion and VIB of single inputs.
+"""Losses as pure functions: PPCL and similar losses over all pairs of all ranks, inclusion and VIB of single inputs.
 
-`ppcl` and `sigmoid_loss` are for similarities that factor, `tiled_loss_over_ranks` is for any score and any loss on the
+`ppcl` and `sigmoid_loss` take similarities that factor; `tiled_loss_over_ranks` takes any score and any loss of the
 whole block of similarities, such as `matching_loss` and `triplet_loss`.
 """
 

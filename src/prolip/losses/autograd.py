@@ -11,7 +11,7 @@ from torch import Tensor
 
 Evaluation = tuple[Tensor, tuple[Tensor | None, ...]]
 Group = dist.ProcessGroup | None
-# The loss () and one gradient, or None, for each of the tensors: of those at least whose flag is True.
+# The loss () and one gradient for each tensor, which may be None where the flag is False.
 Evaluate = Callable[[Sequence[Tensor], Sequence[bool]], Evaluation]
 
 
@@ -27,32 +27,32 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # `once_differentiable` would let a constant grad_output pass and drop second derivatives silently
+        # `once_differentiable` would accept a constant grad_output and silently drop second derivatives
         if torch.is_grad_enabled():
-            message = "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph"
-            raise RuntimeError(f"{message}: leave out create_graph=True")
+            message = "losses of pairs such as ppcl are differentiable only once"
+            raise RuntimeError(f"{message}: remove create_graph=True")
         return (None, *(None if g is None else g * grad_output for g in ctx.saved_tensors))
 
 
 def differentiate(evaluate: Evaluate, tensors: Sequence[Tensor]) -> Tensor:
-    """`evaluate` with its gradients in the graph, or without computing any when grad mode is off."""
+    """Evaluate with gradients in the graph, or without any if grad mode is off."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return GradientsInForward.apply(evaluate, *tensors)
     return evaluate([x.detach() for x in tensors], [False] * len(tensors))[0]
 
 
 def world_size(group: Group = None) -> int:
-    """Ranks in the group, 1 where torch.distributed is not in use."""
+    """Return the number of ranks in the group, 1 without torch.distributed."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank_in(group: Group = None) -> int:
-    """This process's place in the group, 0 where torch.distributed is not in use."""
+    """Return the place of this process in the group, 0 without torch.distributed."""
     return dist.get_rank(group) if world_size(group) > 1 else 0
 
 
 def gather(own: Tensor, group: Group) -> Tensor:
-    """The tensors (n, ...) of all ranks, one after the other: (W n, ...). For one rank its own, no copy."""
+    """Gather tensors (n, ...) of all ranks in rank order: (W n, ...). One rank returns its own, without a copy."""
     size = world_size(group)
     if size == 1:
         return own
@@ -62,7 +62,7 @@ def gather(own: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter(sums: Tensor, group: Group) -> Tensor:
-    """Tensors (W n, ...) added up over the ranks, of which this rank gets its rows (n, ...). For one rank its own."""
+    """Sum tensors (W n, ...) over the ranks and return this rank's rows (n, ...). One rank returns its own."""
     size = world_size(group)
     if size == 1:
         return sums
@@ -72,7 +72,7 @@ def reduce_scatter(sums: Tensor, group: Group) -> Tensor:
 
 
 def transpose_over_ranks(x: Tensor, group: Group = None) -> Tensor:
-    """Rows of the transpose of a matrix whose rows the ranks share, by all-to-all, with a graph: (B, W B) -> (B, W B).
+    """Transpose a matrix whose rows are split over the ranks, by all-to-all, with a graph: (B, W B) -> (B, W B).
 
     Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix. All ranks of the group must call it.
     """
@@ -80,7 +80,7 @@ def transpose_over_ranks(x: Tensor, group: Group = None) -> Tensor:
 
 
 def both_ways(similarity: Tensor, positive: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Own images with all texts, and own texts with all images: similarities and booleans (B, W B) of either."""
+    """Return similarities and booleans (B, W B) of own images with all texts, and of own texts with all images."""
     swapped = transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
     return (similarity, positive), swapped
 

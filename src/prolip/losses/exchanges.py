@@ -1,4 +1,4 @@
-"""All pairs of all ranks: every image meets every text of the global batch once, for any world size."""
+"""Scores of all pairs of all ranks, each pair once, for any world size."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prolip.losses.autograd import Evaluation, Group, gather, rank_in, reduce_sc
 from prolip.losses.pairs import Columns, Factors, Scalars, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Labels, Positives
 
-# The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
+# Tags (gloo) and order (NCCL) distinguish the two streams of messages between the same neighbours.
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 
 
 class Transfer:
-    """Buffers on their way to the right neighbour and from the left one; all of them stay alive until `wait`."""
+    """Buffers in transfer to the right neighbour and from the left one, kept alive until `wait`."""
 
     def __init__(self, group: Group, sent: list[Tensor], *tags: int):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -29,7 +29,7 @@ class Transfer:
         self._works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> list[Tensor]:
-        """The buffers received, once they and those sent are free to use."""
+        """Return the received buffers, once they and the sent ones are free to use."""
         for work in self._works:
             work.wait()
         return self._received
@@ -38,7 +38,7 @@ class Transfer:
 def score_ring(
     image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
-    """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
+    """Compute this rank's share of the loss and gradients of `sigmoid_loss_over_ranks`, without a graph.
 
     Half of the own pairs are scored while the first text block travels, the other half while the accumulator of the own
     texts returns. At step s rank r scores the texts of rank r - s, adds the accumulator that rank r - 1 made for them,
@@ -81,7 +81,7 @@ def score_ring(
 
 
 def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
-    """Zeros for the gradients of a text block that `needs` names, one buffer; empty if there are none."""
+    """Return zeros for the gradients of a text block that `needs` names, in one buffer; empty for none."""
     return text.offset.new_zeros(needs.text_vector * text.vector.numel() + needs.text_offset * text.offset.numel())
 
 
@@ -92,14 +92,14 @@ def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) ->
 
 
 def row_width(dim: int) -> int:
-    """Numbers in a row [vector, offset, zeros] of a gathered text: the next multiple of 4 above P."""
+    """Return the width of a row [vector, offset, zeros] of a gathered text: the next multiple of 4 above P."""
     return -(-(dim + 1) // 4) * 4
 
 
 def score_gathered(
     image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block, needs: WantedGradients, group: Group
 ) -> Evaluation:
-    """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph."""
+    """Compute this rank's share of the loss and gradients of `sigmoid_loss_over_ranks`, without a graph."""
     count, dim = text.vector.shape
     padding = text.vector.new_zeros((count, row_width(dim) - dim - 1))
     everyone = gather(torch.cat([text.vector, text.offset.unsqueeze(1), padding], 1), group)
@@ -115,5 +115,5 @@ def score_gathered(
 
 
 def columns_of(sums: Tensor, dim: int, needs: WantedGradients) -> Columns:
-    """Views of rows [d vector, d offset, zeros], those that are wanted."""
+    """Return views of rows [d vector, d offset, zeros]; None for gradients that are not needed."""
     return Columns(sums[:, :dim] if needs.text_vector else None, sums[:, dim] if needs.text_offset else None)

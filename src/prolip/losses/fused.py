@@ -18,7 +18,7 @@ NO_DIAGONAL = 1 << 40  # beyond the last column, so that no pair of the block is
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for 0 <= x <= 1 as 2 artanh(x / (2 + x)): the device's logarithm loses the digits of a small x."""
+    """Compute log(1 + x) for 0 <= x <= 1 as 2 artanh(x / (2 + x)): the device's log loses the digits of a small x."""
     s = x / (2.0 + x)
     q = s * s
     series = 1.0 / 13.0
@@ -29,9 +29,9 @@ def _log1p(x):
 
 @triton.jit
 def _exp_minus(x):
-    """exp(-x) for x >= 0 as 2^-n exp(-r), n whole and |r| <= log(2) / 2: the device's fast one loses digits.
+    """Compute exp(-x) for x >= 0 as 2^-n exp(-r), n whole and |r| <= log(2) / 2: the device's fast one loses digits.
 
-    n times the first part of log 2, which has 9 bits, is exact. 0 beyond 200, and NaN of NaN.
+    n times the first part of log 2, which has 9 bits, is exact. Returns 0 above 200, and NaN for NaN.
     """
     x = tl.minimum(x, 200.0, propagate_nan=tl.PropagateNan.ALL)
     n = tl.floor(x * 1.4426950408889634 + 0.5)
@@ -57,9 +57,9 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     TILE_N: tl.constexpr,
     TILE_M: tl.constexpr,
 ):
-    """One tile: logits from products and biases, its sum of losses, and g = d loss / d logit in place of the products.
+    """Compute one tile: logits from products and biases, the sum of losses, g = d loss / d logit over the products.
 
-    Sums of a tile go to places of its own, (tiles of rows, m), (n, tiles of columns): nothing is added in random order.
+    Each tile writes its sums to its own places, (tiles of rows, m), (n, tiles of columns), so their order is fixed.
     """
     tile_i, tile_j = tl.program_id(0), tl.program_id(1)
     i, j = tile_i * TILE_N + tl.arange(0, TILE_N), tile_j * TILE_M + tl.arange(0, TILE_M)
@@ -92,7 +92,7 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
 def sum_block(
     rows: Tensor, vectors: Tensor, row_bias: Tensor, column_bias: Tensor, positive: Positives, weight: float, grad: bool
 ) -> tuple[Tensor, BlockGradient | None]:
-    """`pairs.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
+    """Compute `pairs.sum_block` with one kernel after the matrix productin float32. Workspace: one (n, m) matrix."""
     block = rows @ vectors.T
     n, m = block.shape
     tiles = (triton.cdiv(n, TILE_ROWS), triton.cdiv(m, TILE_COLUMNS))

@@ -1,7 +1,7 @@
-"""The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
+"""The sigmoid loss of all pairs of two sets and its gradients, by blocks of rows, for similarities that factor.
 
 A similarity factors if it is u_i . v_j + a_i + b_j. KL and JS factor too, but subtract terms |mean|^2 / variance from
-each other, which float32 does not survive: they go through `tiled.py`, with elk and all that does not factor.
+each other, which is too inexact in float32. `tiled.py` computes them, elk and similarities that do not factor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prolip.losses.autograd import Evaluation
 from prolip.losses.positives import BlockGradient, Labels, Positives
 
 Scalars = tuple[Tensor, Tensor]
-# Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
+# Pairs per block, to stay in a core's cache on CPU and to fill a device. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
 FUSED_DEVICES = frozenset({"cuda"})  # devices whose float32 blocks are scored by one Triton kernel
@@ -38,17 +38,17 @@ class Factors(NamedTuple):
 
 
 def csd_factors(z: Gaussian) -> Factors:
-    """`measures.csd_similarity`, mean_i.mean_j - (trace_i + trace_j)/2, ProLIP (A.1): (B, D) -> P = D."""
+    """Factor `measures.csd_similarity`, mean_i.mean_j - (trace_i + trace_j)/2, ProLIP (A.1): (B, D) -> P = D."""
     return Factors(z.mean, -0.5 * z.trace)
 
 
 def mean_factors(z: Gaussian) -> Factors:
-    """`measures.mean_cosine`, the variances ignored: (B, D) -> P = D."""
+    """Factor `measures.mean_cosine`, without the variances: (B, D) -> P = D."""
     return Factors(F.normalize(z.mean, dim=-1), z.mean.new_zeros(len(z.mean)))
 
 
 def wasserstein2_factors(z: Gaussian) -> Factors:
-    """-1/2 `measures.wasserstein2`, PCME++ 2.2, with the error of `measures.pairwise_wasserstein2`: (B, D) -> P = 2 D.
+    """Factor -1/2 `measures.wasserstein2`, PCME++ 2.2, with the error of its pairwise form: (B, D) -> P = 2 D.
 
     mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2.
     """
@@ -56,21 +56,21 @@ def wasserstein2_factors(z: Gaussian) -> Factors:
 
 
 class Columns(NamedTuple):
-    """Sums over pairs: d loss / d vector (m, P), d loss / d offset (m,); None: not wanted."""
+    """Sums over pairs: d loss / d vector (m, P), d loss / d offset (m,); None: not needed."""
 
     vector: Tensor | None
     offset: Tensor | None
 
 
 class Rows(NamedTuple):
-    """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij."""
+    """Rows and their sums over pairs, updated in place, with g_ij = d loss / d logit_ij."""
 
     own: Factors
     weight: float  # of one pair in the loss, 1/B
     loss: Tensor  # (), without the weight
     weighted: Tensor  # sum_ij g_ij b_j (), b_j the offset of a column
-    vector: Tensor | None  # sum_j g_ij v_j (n, P); None: not wanted
-    sums: Tensor | None  # sum_j g_ij (n,); None when no gradient at all is wanted
+    vector: Tensor | None  # sum_j g_ij v_j (n, P); None: not needed
+    sums: Tensor | None  # sum_j g_ij (n,); None if no gradient is needed
 
     def select(self, part: slice) -> Rows:
         vector = None if self.vector is None else self.vector[part]
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
 
 
 class WantedGradients(NamedTuple):
-    """Which inputs want a gradient."""
+    """Flags of the inputs that need a gradient."""
 
     image_vector: bool = False
     image_offset: bool = False
@@ -90,13 +90,13 @@ class WantedGradients(NamedTuple):
 
 
 def default_block(columns: int, device: torch.device) -> int:
-    """Rows per block: PAIRS_CPU or PAIRS_DEVICE pairs in all, at least MIN_ROWS rows."""
+    """Return the rows per block: PAIRS_CPU or PAIRS_DEVICE pairs in all, at least MIN_ROWS rows."""
     pairs = PAIRS_CPU if device.type == "cpu" else PAIRS_DEVICE
     return max(MIN_ROWS, pairs // max(columns, 1))
 
 
 def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
-    """Zeros for the sums from which the gradients named by `needs` follow; d scale needs the one for the vectors."""
+    """Return zeros for the sums that the gradients named by `needs` require; d scale uses the sum of the vectors."""
     vector, offset = own
     return Rows(
         own,
@@ -109,7 +109,7 @@ def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
 
 
 def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
-    """Zeros for the gradients of the columns that `needs` names."""
+    """Return zeros for the gradients of the columns that `needs` names."""
     wanted = needs.text_vector, needs.text_offset
     return Columns(*(x.new_zeros(x.shape) if want else None for x, want in zip(columns, wanted)))
 
@@ -117,10 +117,10 @@ def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
 def sum_block(
     rows: Tensor, vectors: Tensor, row_bias: Tensor, column_bias: Tensor, positive: Positives, weight: float, grad: bool
 ) -> tuple[Tensor, BlockGradient | None]:
-    """The loss of one block of pairs, logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
+    """Return the loss of a block of pairs: logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,)
 
     With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `grad`.
-    Workspace: two (n, m) matrices, with ids two more. `fused.sum_block` does the same on a device.
+    Workspace: two (n, m) matrices, two more with ids. `fused.sum_block` does the same on a device.
     """
     z = row_bias.unsqueeze(1) + column_bias
     z.addmm_(rows, vectors.T)
@@ -134,7 +134,7 @@ def sum_block(
 
 
 def choose_sum_block(own: Factors) -> Callable[..., tuple[Tensor, BlockGradient | None]]:
-    """The Triton kernel for float32 on FUSED_DEVICES where Triton is installed, plain operations elsewhere."""
+    """Return the Triton kernel for float32 on FUSED_DEVICES if Triton is installed, else plain operations."""
     if own.vector.device.type in FUSED_DEVICES and own.vector.dtype == torch.float32 and find_spec("triton"):
         from prolip.losses import fused
 
@@ -165,11 +165,11 @@ def add_pairs(
             out.vector.addmm_(gradient.pairs.T, scaled)
         if out.offset is not None:
             out.offset.add_(gradient.columns * scale)
-        del gradient  # or its matrix would still be there while the next block's is written
+        del gradient  # frees its matrix before the next block is written
 
 
 def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
-    """The loss and its gradients, as `WantedGradients` has them, from the sums over all pairs; those of rows change."""
+    """Return the loss and its gradients, ordered as `WantedGradients`, from the sums of all pairs; changes `rows`."""
     loss = rows.loss * rows.weight
     if rows.sums is None:
         return loss, (None,) * len(WantedGradients._fields)
@@ -184,7 +184,7 @@ def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
 def score_alone(
     image: Factors, text: Factors, scale_bias: Scalars, labels: Labels, block: int | None, needs: WantedGradients
 ) -> Evaluation:
-    """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
+    """Compute the loss and gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
     rows, out = zero_rows(image, needs), zero_columns(text, needs)
     block = block or default_block(len(text.offset), text.offset.device)
     add_pairs(rows, text, out, *scale_bias, Positives(0, *(labels or ())), block)

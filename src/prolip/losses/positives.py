@@ -14,10 +14,10 @@ NO_MATCH = -1
 
 
 class Matches(NamedTuple):
-    """Which texts of a batch are known to describe which images: pair (i, j) if text[j] is in image[i], or i == j."""
+    """Known matches of a batch: pair (i, j) is a match if text[j] is in image[i], or i == j."""
 
-    image: Tensor  # (B, K) int64, the ids of all texts that are true for an image, padded with -1
-    text: Tensor  # (B,) int64, the id of the text at hand; -1: unknown, matches its own image only
+    image: Tensor  # (B, K) int64, the ids of all texts that match an image, padded with -1
+    text: Tensor  # (B,) int64, the id of each text; -1: unknown, matches its own image only
 
 
 Labels = Matches | None
@@ -35,7 +35,7 @@ class Positives(NamedTuple):
         return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
 
     def flip(self, z: Tensor) -> Callable[[Tensor], object]:
-        """A function that negates, in place, the positive pairs of a matrix of the shape and dtype of z (n, m)."""
+        """Return a function that negates, in place, the positive pairs of a matrix of z's shape and dtype (n, m)."""
         if self.rows is None or self.columns is None:
             offset = z.shape[1] if self.diagonal is None else self.diagonal
             return lambda x: x.diagonal(offset).neg_()
@@ -43,7 +43,7 @@ class Positives(NamedTuple):
         return lambda x: x.mul_(signs)
 
     def mask(self, z: Tensor) -> Tensor:
-        """True for the positive pairs, (n, m). Compares one id of every row at a time: (n, K, m) is never built."""
+        """Return True for positive pairs, (n, m). Compares one id of every row at a time: (n, K, m) is never built."""
         mask = torch.zeros_like(z, dtype=torch.bool)
         if self.rows is not None and self.columns is not None:
             for ids in self.rows.unbind(1):
@@ -55,7 +55,7 @@ class Positives(NamedTuple):
 
 
 class BlockGradient(NamedTuple):
-    """The loss's gradient by the logits of one block of pairs (n, m), and its sums per row (n,) and per column (m,)."""
+    """Gradient of the loss by the logits of a block of pairs (n, m), with its sums per row (n,) and column (m,)."""
 
     pairs: Tensor
     rows: Tensor
@@ -63,12 +63,12 @@ class BlockGradient(NamedTuple):
 
 
 def check_matches(labels: Matches | None, rows: int) -> None:
-    """TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
+    """Raise TypeError unless the labels are `Matches` of whole numbers, ValueError unless they belong to `rows`."""
     if labels is None:
         return
     if not isinstance(labels, Matches) or any(x.is_floating_point() or x.is_complex() for x in labels):
         kinds = [kind_of(x) for x in labels] if isinstance(labels, Matches) else kind_of(labels)
-        raise TypeError(f"labels are {kinds}, want prolip.losses.Matches(image, text), ids in torch.int64")
+        raise TypeError(f"labels are {kinds}, expected prolip.losses.Matches(image, text) with ids in torch.int64")
     if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
         got = f"image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
         raise ValueError(f"labels got {got}: give ({rows}, K) padded with -1 and ({rows},)")

@@ -33,19 +33,19 @@ def tiled_loss_over_ranks(
     group: Group = None,
     tile: int = TILE,
 ) -> Tensor:
-    """This rank's share of a loss on the similarities of the global batch -> ().
+    """Compute this rank's share of a loss on the similarities of the global batch -> ().
 
-    score(images, texts) -> (n, m): similarities of a tile's rows, or (C, n, m), C numbers of every pair. Deterministic:
-    random numbers come as rows, or from `random.pair_noise` of the pair's places, which come as rows.
+    score(images, texts) -> (n, m): similarities of a tile's rows, or (C, n, m), C numbers of every pair. Must be
+    deterministic: pass random numbers as rows, or draw them by `random.pair_noise` from places passed as rows.
     images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...); the score gets the same, cut along B,
     in float32 (float64 and integers stay).
     loss(similarity, positive) -> (): of (B, W B) similarities, or (C, B, W B), and (B, W B) booleans, own images with
-    all texts. Positive are image i with its own text, in column rank B + i, and the known matches of `labels` on any
-    rank. A loss of whole columns gets them by `transpose_over_ranks` of a matrix: own texts with all images.
-    parameters: all else with a gradient that score and loss read: scale, bias, the weights of a network.
+    all texts. Image i matches its own text, in column rank B + i, and the known matches of `labels` on any rank.
+    A loss that needs whole columns calls `transpose_over_ranks`: own texts with all images.
+    parameters: all other tensors of score and loss with a gradient: scale, bias, the weights of a network.
 
-    Value and gradients, and what all ranks must do: as in `sigmoid_loss_over_ranks`. Runs without autocast;
-    differentiable once. ValueError for a tensor that is not in `parameters` and would lose its gradient.
+    Value, gradients and duties of the ranks are as in `sigmoid_loss_over_ranks`. Runs without autocast; differentiable
+    once. ValueError for a tensor that is not in `parameters` and would lose its gradient.
     """
     sides = check_side(images, "images"), check_side(texts, "texts")
     count = len(sides[0][0])
@@ -53,7 +53,7 @@ def tiled_loss_over_ranks(
         got = f"got {count} images, {len(sides[1][0])} texts and tile={tile}"
         raise ValueError(f"{got}: give a text for each image, and tiles of 1 row or more")
     check_matches(labels, count)
-    # The tile of a Gaussian is a Gaussian. The parameters are those given, which score and loss may hold, too.
+    # A tile of a Gaussian is a Gaussian. The parameters stay the given tensors: score and loss may use them directly.
     kinds = [getattr(type(side), "_make", tuple) for side in (images, texts)]
     tiled = TiledLoss(lambda x, y: score(kinds[0](x), kinds[1](y)), loss, tuple(parameters), labels, group, tile)
     with without_autocast(sides[0][0].device):
@@ -61,7 +61,7 @@ def tiled_loss_over_ranks(
 
 
 class TiledLoss(NamedTuple):
-    """The arguments of `tiled_loss_over_ranks` but the rows, the score taking the tensors of either side."""
+    """The arguments of `tiled_loss_over_ranks` except the rows; the score takes the tensors of each side."""
 
     score: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -71,7 +71,7 @@ class TiledLoss(NamedTuple):
     tile: int
 
     def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-        """The loss, and the gradients that `wanted` names. inputs: images (`kinds` tensors), texts, parameters."""
+        """Return the loss, and the gradients that are needed. inputs: `kinds` images, texts, parameters."""
         texts = inputs[kinds : len(inputs) - len(self.parameters)]
         rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
         similarity = self.fill(rows, columns)
@@ -90,14 +90,14 @@ class TiledLoss(NamedTuple):
         return value, tuple(sums)
 
     def fill(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
-        """All similarities (B, W B), or (C, B, W B)."""
+        """Compute all similarities (B, W B), or (C, B, W B)."""
         dtype = reduce(torch.promote_types, (x.dtype for x in (*rows, *columns)), torch.float32)
         similarity = None
         for i, j in self.tiles(rows, columns):
             part = self.score([x[i] for x in rows], [x[j] for x in columns])
             shape = len(rows[0][i]), len(columns[0][j])
             if part.shape[-2:] != shape or part.ndim not in (2, 3):
-                want = f"want {shape}: one number for each pair, or C, (C, n, m)"
+                want = f"expected {shape}: one number for each pair, or C, (C, n, m)"
                 raise ValueError(f"the score of a tile is {tuple(part.shape)}, {want}")
             if similarity is None:
                 similarity = rows[0].new_empty(*part.shape[:-2], len(rows[0]), len(columns[0]), dtype=dtype)
@@ -110,17 +110,17 @@ class TiledLoss(NamedTuple):
         return ((slice(i, i + self.tile), slice(j, j + self.tile)) for i, j in product(*starts))
 
     def value(self, similarity: Tensor, positive: Tensor, listed: Sequence[Tensor]) -> Tensor:
-        """The loss. Raises ValueError unless it is one number and depends on the listed tensors alone."""
+        """Return the loss. Raises ValueError unless it is one number and depends on the listed tensors alone."""
         value = self.loss(similarity, positive)
         if value.shape != ():
-            raise ValueError(f"the loss is {tuple(value.shape)}, want one number, (): its sum or mean")
+            raise ValueError(f"the loss is {tuple(value.shape)}, expected one number, (): return its sum or mean")
         check_listed(value, listed)
         return value
 
     def differentiate(
         self, similarity: Tensor, positive: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """The loss, dL/dS, and dL/d(parameter) as far as the loss reads those that are wanted, None for the others."""
+        """Return the loss, dL/dS, and dL/d(parameter) if needed, None for the other parameters."""
         learned = [x for x, need in zip(self.parameters, wanted) if need]
         with torch.enable_grad():
             value = self.value(similarity.requires_grad_(), positive, (similarity, *learned))
@@ -144,7 +144,7 @@ class TiledLoss(NamedTuple):
             with torch.enable_grad():
                 part = self.score(leaves[: len(rows)], leaves[len(rows) :])
             check_listed(part, inputs)
-            if not part.requires_grad:  # then nor do the others: the loss alone has parameters
+            if not part.requires_grad:  # no tile does: only the loss has parameters
                 return
             gradients = torch.autograd.grad(part, inputs, d_similarity[..., i, j], allow_unused=True)
             for total, gradient in zip(into, gradients):
@@ -153,9 +153,9 @@ class TiledLoss(NamedTuple):
 
 
 def check_side(side: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Its tensors, floats in float32 or float64. Raises TypeError and ValueError unless all are (B, ...), B > 0."""
+    """Return a side's tensors, floats as float32 or float64. Raises TypeError and ValueError unless (B, ...), B > 0."""
     if not isinstance(side, (tuple, list)) or not side or not all(isinstance(x, Tensor) for x in side):
-        raise TypeError(f"{name} are {kind_of(side)}, want a Gaussian or a tuple of tensors (B, ...): (x,) of one")
+        raise TypeError(f"{name} are {kind_of(side)}, expected a Gaussian or a tuple of tensors (B, ...), such as (x,)")
     shapes = [tuple(x.shape) for x in side]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0] or not shapes[0][0]:
         raise ValueError(f"{name} have shapes {', '.join(map(str, shapes))}: give tensors (B, ...) of the same B > 0")
@@ -163,7 +163,7 @@ def check_side(side: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
 
 
 def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
-    """ValueError where the result depends on an unlisted tensor that wants a gradient: it would get none."""
+    """Raise ValueError if the result depends on an unlisted tensor that requires a gradient, which it would not get."""
     leaves = {id(x) for x in listed if x.is_leaf}
     seen = {x.grad_fn for x in listed if not x.is_leaf}
     nodes = [result.grad_fn]
@@ -174,18 +174,18 @@ def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in leaves:
-            which = f"a tensor of shape {tuple(variable.shape)} that wants a gradient and is not in parameters"
+            which = f"a tensor of shape {tuple(variable.shape)} that requires a gradient and is not in parameters"
             raise ValueError(f"score or loss reads {which}: add it there, or detach it")
         nodes += [following for following, _ in node.next_functions]
 
 
 def dot_products(images: Sequence[Tensor], texts: Sequence[Tensor]) -> Tensor:
-    """Of one tensor on either side, the cosine of unit vectors: ((n, D),), ((m, D),) -> (n, m)."""
+    """Return products of one tensor on either side, the cosines of unit vectors: ((n, D),), ((m, D),) -> (n, m)."""
     return images[0] @ texts[0].mT
 
 
 def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | float) -> Tensor:
-    """log p / (1 - p) of PCME's match probability p, (2) and (3), of points: (n, J, D), (m, J', D) -> (n, m).
+    """Return log p / (1 - p) of PCME's match probability p, (2) and (3), of points: (n, J, D), (m, J', D) -> (n, m).
 
     p = mean over j, j' of sigmoid(l), l = b - a |x_j - y_j'|_2. As sigmoid(l) + sigmoid(-l) = 1, both p and 1 - p are
     means of sigmoids: the odds are a difference of two logsumexp, finite where p is 0 or 1. Memory n m J J'.
@@ -197,9 +197,9 @@ def log_match_odds(x: Tensor, y: Tensor, scale: Tensor | float, bias: Tensor | f
 
 
 def uniformity_over_ranks(points: Tensor, group: Group = None) -> Tensor:
-    """log of the mean of exp(-2 |z - z'|^2) over all pairs of different points of all ranks, (n, D) -> ().
+    """Return log of the mean of exp(-2 |z - z'|^2) over all pairs of different points of all ranks, (n, D) -> ().
 
-    Wang & Isola 2020, as PCME's released code. The same value on all ranks, which must give equally many points.
+    Wang & Isola 2020, as in PCME's released code. Equal on all ranks, which must give equal numbers of points.
     """
     size, count = world_size(group), len(points)
     if size * count < 2:

@@ -24,21 +24,21 @@ __all__ += pairwise.__all__
 
 
 class Measure(NamedTuple):
-    """A measure in both shapes, and whether larger means nearer (a similarity) or farther (a distance)."""
+    """A paired and a pairwise function; is_similarity: larger is nearer, else the measure is a distance."""
 
     paired: Callable[..., Tensor]
     pairwise: Callable[..., Tensor]
     is_similarity: bool
 
     def pairwise_scores(self, p, q, **options) -> Tensor:
-        """The pairwise values with the sign that makes larger nearer, to rank by: (B1, D), (B2, D) -> (B1, B2)."""
+        """Return pairwise scores, larger is nearer: (B1, D), (B2, D) -> (B1, B2)."""
         values = self.pairwise(p, q, **options)
         return values if self.is_similarity else -values
 
 
 SIMILARITIES = ("csd_similarity", "mean_cosine", "log_inclusion", "inclusion_test")
 DISTANCES = ("csd_distance", "wasserstein2", "kl", "js", "elk", "bhattacharyya")
-#: What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are.
+#: Measures of p and q alone. match_probability also needs a trained scale and bias, so its score binds it.
 MEASURES = {
     name: Measure(getattr(paired, name), getattr(pairwise, f"pairwise_{name}"), name in SIMILARITIES)
     for name in (*DISTANCES, *SIMILARITIES)
@@ -46,7 +46,7 @@ MEASURES = {
 
 
 def get_measure(name: str) -> Measure:
-    """The entry of MEASURES. Raises ValueError with similar names for an unknown one."""
+    """Return the entry of MEASURES. Raises ValueError with similar names for an unknown one."""
     if name not in MEASURES:
         known = f"known are {', '.join(MEASURES)}"
         raise ValueError(f"measure {name!r} is unknown: {did_you_mean(name, MEASURES, known)}")

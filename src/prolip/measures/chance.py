@@ -1,4 +1,4 @@
-"""Whether a model finds its pairs more often than chance would."""
+"""Comparison of a model's retrieval with chance."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 warn_once = cache(logging.getLogger(__name__).warning)  # logs a warning, the same one only once in a process
-PAIRS = 256  # pairs that decide whether a model knows some data
+PAIRS = 256  # most pairs that are compared
 
 
 def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
-    """Whether `hits` of `pairs` queries, each with one match among `candidates`, show nothing better than chance.
+    """Return True if `hits` of `pairs` queries, each with one match among `candidates`, are no better than chance.
 
-    Chance alone then gives as many hits or more with a probability of at least 2.5% (Clopper-Pearson).
+    Chance then gives at least as many hits with a probability of at least 2.5% (Clopper-Pearson).
     """
     if not (0 <= hits <= pairs and pairs >= 1 and candidates >= 1):
-        remedy = "give 0 <= hits <= pairs, at least one pair and one candidate"
-        raise ValueError(f"{hits} hits of {pairs} pairs among {candidates} candidates: {remedy}")
-    from scipy.special import bdtrc  # late: most users of a measure need none of it
+        remedy = "use 0 <= hits <= pairs, at least one pair and one candidate"
+        raise ValueError(f"invalid counts, {hits} hits of {pairs} pairs among {candidates} candidates: {remedy}")
+    from scipy.special import bdtrc  # imported late: few callers need scipy
 
     return hits == 0 or bool(bdtrc(hits - 1, pairs, 1 / candidates) >= 0.025)
 
 
 class OwnFirst(NamedTuple):
-    """How many images rank their own text first among distinct candidates."""
+    """Counts of images that rank their own text first among distinct candidates."""
 
     hits: int
     pairs: int
@@ -35,21 +35,21 @@ class OwnFirst(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor, own: Tensor) -> OwnFirst:
-        """Of scores (N, C) and each image's own candidate (N,): counts over at most PAIRS of the rows."""
+        """Count at most PAIRS rows of scores (N, C), given each image's own candidate (N,)."""
         rows = evenly(len(own))
         return cls(int((scores[rows].argmax(1) == own[rows]).sum()), len(rows), scores.shape[1])
 
     @property
     def at_chance(self) -> bool:
-        """Whether chance finds as many; False with a single candidate."""
+        """True if chance finds as many; False with a single candidate."""
         return self.candidates > 1 and is_at_chance(*self)
 
     def __str__(self) -> str:
-        known = ": it does not know this data" if self.at_chance else ""
+        known = ": no better than chance on this data" if self.at_chance else ""
         hits, chance = self.hits / self.pairs, 1 / self.candidates
-        return f"the model finds its own caption first in {hits:.1%} (chance {chance:.1%}){known}"
+        return f"the model finds an image's own caption first in {hits:.1%} (chance {chance:.1%}){known}"
 
 
 def evenly(rows: int) -> Tensor:
-    """PAIRS rows evenly spread over so many, or all of fewer: int64."""
+    """Return PAIRS evenly spaced rows of so many, or all of fewer, int64."""
     return torch.linspace(0, rows - 1, min(rows, PAIRS)).long()

@@ -1,4 +1,4 @@
-"""PCME's soft match probability by Monte Carlo: the only measure without a closed form."""
+"""PCME's soft match probability by Monte Carlo, the only measure without a closed form."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Number = float | Tensor
 
 
 def _draw(z: Gaussian, samples: int, generator: torch.Generator | None) -> Tensor:
-    """`samples` points of each Gaussian: (..., J, D)."""
+    """Draw `samples` points of each Gaussian: (..., J, D)."""
     if samples < 1:
-        raise ValueError(f"samples {samples}: a match probability needs at least 1 sample of each Gaussian")
+        raise ValueError(f"samples is {samples}: give at least 1 sample of each Gaussian")
     return z.sample(samples, generator).movedim(0, -2)
 
 
 def log_match_probability(
     p: Gaussian, q: Gaussian, scale: Number, bias: Number, samples: int = 8, generator: torch.Generator | None = None
 ) -> Tensor:
-    """log of `match_probability`, finite where the probability underflows: (..., D), (..., D) -> (...).
+    """Return log of `match_probability`, finite where the probability underflows: (..., D), (..., D) -> (...).
 
     logsumexp over the J x J pairs of samples of log sigmoid(logit), minus log J^2, logit = -scale |z1 - z2|_2 + bias.
     generator: on the device of p; p is drawn before q. With scale and bias negated and the same generator state it is
@@ -44,14 +44,14 @@ def log_match_probability(
 
 
 def match_probability(p: Gaussian, q: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any) -> Tensor:
-    """Mean over J x J samples of sigmoid(-scale |z1 - z2|_2 + bias), PCME (2) and (3): (..., D), (..., D) -> (...)."""
+    """Average sigmoid(-scale |z1 - z2|_2 + bias) over J x J samples, PCME (2) and (3): (..., D), (..., D) -> (...)."""
     return log_match_probability(p, q, scale, bias, *args, **options).exp()
 
 
 def pairwise_log_match_probability(
     p: Gaussian, q: Gaussian, scale: Number, bias: Number, samples=8, generator=None, max_elements: int = WORKSPACE
 ) -> Tensor:
-    """`log_match_probability` of all pairs, each Gaussian sampled once: (B1, D), (B2, D) -> (B1, B2).
+    """Compute `log_match_probability` of all pairs, each Gaussian sampled once: (B1, D), (B2, D) -> (B1, B2).
 
     With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product:
     with e = (1.5 D + 3) eps (|z1|^2 + |z2|^2) their error is at most sqrt(e), for coinciding points, and e / |z1 - z2|,
@@ -72,5 +72,5 @@ def pairwise_log_match_probability(
 def pairwise_match_probability(
     p: Gaussian, q: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any
 ) -> Tensor:
-    """`match_probability` of all pairs, from `pairwise_log_match_probability`: (B1, D), (B2, D) -> (B1, B2)."""
+    """Compute `match_probability` of all pairs, from `pairwise_log_match_probability`: (B1, D), (B2, D) -> (B1, B2)."""
     return pairwise_log_match_probability(p, q, scale, bias, *args, **options).exp()

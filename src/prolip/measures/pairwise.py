@@ -1,6 +1,6 @@
 """Measures between all pairs of two sets of Gaussians: f(p, q) with p (B1, D) and q (B2, D) -> (B1, B2).
 
-Four are matrix products, the others the paired formulas over tiles of pairs, each temporary of at most `max_elements`.
+Four are matrix products; the others apply the paired formulas to tiles of pairs, in temporaries of `max_elements`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKSPACE = 2**22  # default `max_elements`: 16 MiB per temporary tensor in floa
 
 
 def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
-    """Two sets (B1, D) and (B2, D) in one dtype, float32 or float64. Raises TypeError and ValueError."""
+    """Return two sets (B1, D) and (B2, D) in one dtype, float32 or float64. Raises TypeError and ValueError."""
     p, q = check_pair(p, q, names)
     if p.mean.dim() != 2 or q.mean.dim() != 2:
         got = f"pairwise measures take (B1, D) and (B2, D), got {tuple(p.mean.shape)} and {tuple(q.mean.shape)}"
@@ -40,7 +40,7 @@ def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")
 def all_pairs(
     f: Callable[..., Tensor], rows: Sequence[Tensor], cols: Sequence[Tensor], per_pair: int, max_elements: int
 ) -> Tensor:
-    """f of every row with every column, tile by tile: rows (B1, ...), cols (B2, ...) -> (B1, B2).
+    """Apply f to every row with every column, tile by tile: rows (B1, ...), cols (B2, ...) -> (B1, B2).
 
     f(*rows[i:i+b1], *cols[j:j+b2]) -> (b1, b2) may build tensors of b1 * b2 * per_pair elements; tiles are cut so that
     this stays within max_elements (or is one pair). With gradients each tile is checkpointed and computed again in the
@@ -67,32 +67,32 @@ def all_pairs(
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y.T in the dtype of x, under autocast too: (B1, D), (B2, D) -> (B1, B2)."""
+    """Compute x @ y.T in the dtype of x, under autocast too: (B1, D), (B2, D) -> (B1, B2)."""
     with without_autocast(x.device):
         return x @ y.mT
 
 
 def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
-    """`csd_similarity` of all pairs, one matrix product and two vectors: (B1, D), (B2, D) -> (B1, B2)."""
+    """Compute `csd_similarity` of all pairs, one matrix product and two vectors: (B1, D), (B2, D) -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     return _products(p.mean, q.mean) - 0.5 * (p.trace.unsqueeze(1) + q.trace)
 
 
 def pairwise_csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """`csd_distance` of all pairs, one matrix product; absolute error as above: -> (B1, B2)."""
+    """Compute `csd_distance` of all pairs, one matrix product; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     return (a.unsqueeze(1) + b) - 2 * _products(p.mean, q.mean)
 
 
 def pairwise_mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
-    """`mean_cosine` of all pairs: (B1, D), (B2, D) -> (B1, B2)."""
+    """Compute `mean_cosine` of all pairs: (B1, D), (B2, D) -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     return _products(F.normalize(p.mean, dim=-1), F.normalize(q.mean, dim=-1))
 
 
 def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
-    """`wasserstein2` of all pairs, two matrix products; absolute error as above: -> (B1, B2)."""
+    """Compute `wasserstein2` of all pairs, two matrix products; absolute error as above: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     sigmas = _products((0.5 * p.log_var).exp(), (0.5 * q.log_var).exp())
@@ -100,7 +100,7 @@ def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The pairwise function of a paired measure, with its options."""
+    """Return the pairwise function of a paired measure, with its options."""
 
     def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE, **options: Any) -> Tensor:
         p, q = check_pairwise(p, q)
@@ -112,7 +112,7 @@ def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
 
     pairwise.__name__ = pairwise.__qualname__ = f"pairwise_{measure.__name__}"
-    pairwise.__doc__ = f"`{measure.__name__}` of all pairs (p_i, q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."
+    pairwise.__doc__ = f"Compute `{measure.__name__}` of all pairs (p_i, q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."
     return pairwise
 
 

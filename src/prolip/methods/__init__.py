@@ -1,6 +1,6 @@
-"""Methods by name, in one table: `Method` has their parts, docs/developing/add_a_method.md says how to add one.
+"""Methods by name, in one table. `Method` has their parts; docs/developing/add_a_method.md explains how to add one.
 
-Nothing here imports a method before it is asked for.
+A method is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prolip.scores import SCORES, CSDScore, Score, measure_score
 from prolip.uncertainty.readings import reader_of
 from prolip.utils.flags import did_you_mean
 
-#: Method -> the module of this package with a table METHODS that has it, and the name of its score.
+#: Method -> the module of this package with a table METHODS with the method, and the name of its score.
 MODULES = {
     "prolip": ("prolip", "csd"),
     "likelihood": ("likelihood", "true_match"),
@@ -31,14 +31,14 @@ MODULES = {
     "source-free": ("source_free", "mean"),
 }
 DEFAULT_METHOD = "prolip"
-#: An environment variable with modules of further methods, separated by commas, each with a table METHODS. A saved
-#: model names its method and never a module: whose code runs is for its user to say.
+#: An environment variable: modules of additional methods, separated by commas, each with a table METHODS. A saved
+#: model names its method and never a module, so only the user decides which code runs.
 FURTHER = "PROLIP_METHODS"
 ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}  # the measures that are these scores
 
 
 class LazyMethods(Mapping[str, Method]):
-    """The methods of this package; a method is imported when it is read."""
+    """Methods of this package, imported on first use."""
 
     def __getitem__(self, name: str) -> Method:
         return import_module(f"{__name__}.{MODULES[name][0]}").METHODS[name]
@@ -54,7 +54,7 @@ METHODS = LazyMethods()
 
 
 def further_methods() -> dict[str, Method]:
-    """The methods of the modules that PROLIP_METHODS names. ValueError for an unusable module."""
+    """Return the methods of the modules in PROLIP_METHODS. ValueError for an unusable module."""
     found: dict[str, Method] = {}
     for module in filter(None, os.environ.get(FURTHER, "").split(",")):
         try:
@@ -66,23 +66,23 @@ def further_methods() -> dict[str, Method]:
 
 
 def all_methods() -> dict[str, Method]:
-    """METHODS and `further_methods`."""
+    """Return METHODS and `further_methods`."""
     return {**METHODS, **further_methods()}
 
 
 def find_method(name: str) -> Method:
-    """A method by name. ValueError with similar names for an unknown one."""
+    """Return a method by name. ValueError with similar names for an unknown one."""
     further = further_methods()
     if name not in further and name not in METHODS:
         known = [*METHODS, *further]
         hint = did_you_mean(str(name), known, f"there are {', '.join(known)}")
-        own = f"one of your own is in a module that {FURTHER}=<module> names"
+        own = f"for a method of your own, set {FURTHER}=<module>"
         raise ValueError(f"method {name!r} is unknown: {hint} ({own})")
     return further[name] if name in further else METHODS[name]
 
 
 def retired_flags() -> dict[str, str]:
-    """Flags of other programs that are settings of a method here, without their dashes -> what to type."""
+    """Return flags of other programs that are settings of a method here, without their dashes -> what to type."""
     known = all_methods()
     found = {name: f"use --method {name}" for name in known}
     for method in known.values():
@@ -91,7 +91,7 @@ def retired_flags() -> dict[str, str]:
 
 
 def find_score(name: str) -> type[Score]:
-    """A score of `prolip.scores`, of a method or of a measure by its name, or `NAME:setting=1`."""
+    """Return a score of `prolip.scores`, of a method or of a measure by its name, or `NAME:setting=1`."""
     name = name.partition(":")[0]
     name = ALIASES.get(name, name)
     if name in SCORES:
@@ -108,9 +108,9 @@ def find_score(name: str) -> type[Score]:
 
 
 def score_of(model: Any) -> Score:
-    """The score by which a trained model compares images with texts: that of its method, with its trained numbers."""
+    """Return the score by which a trained model ranks: its method's score, with its trained numbers."""
     own, config = getattr(model, "score", None), getattr(model, "config", None)
-    if not isinstance(own, Score):  # which an OpenCLIP model with fitted variances has
+    if not isinstance(own, Score):  # an OpenCLIP model with fitted variances has one
         method = config.get("method_cfg") if isinstance(config, dict) else None
         own = (CSDScore if method is None else find_method(method["name"]).score).of(model)
     own.reader = reader_of(model)
@@ -118,7 +118,7 @@ def score_of(model: Any) -> Score:
 
 
 def score_from_dict(values: Mapping[str, Any]) -> Score:
-    """Read what `Score.to_dict` wrote, by the class of its name."""
+    """Read a score that `Score.to_dict` wrote, by the class of its name."""
     return find_score(values["name"]).from_dict(values)
 
 

@@ -42,7 +42,7 @@ def join_reps(pieces: list[Reps], shared: Collection[str] = ()) -> Reps:
 
 
 def split_cotangents(cotangents: Reps, pieces: list[Reps], shared: Collection[str] = ()) -> list[Reps]:
-    """The cotangents of every micro-batch with representations `pieces`; scalars and `shared` get even parts."""
+    """Split cotangents by micro-batches with representations `pieces`; scalars and `shared` are split evenly."""
     split = {
         name: [value / len(pieces)] * len(pieces)
         if value.ndim == 0 or name in shared
@@ -63,7 +63,7 @@ def accumulate_backward(
 
     The loss is computed once on all representations: embed every micro-batch without a graph, differentiate the loss to
     the representations, then backpropagate each micro-batch with its share of these cotangents (Gao et al. 2021,
-    section 3). Values and gradients equal those of `parts=1`. Random layers repeat what they drew in the first pass.
+    section 3). Values and gradients equal those of `parts=1`. Random layers draw the same numbers in both passes.
 
     objective: an Objective or its DDP wrapper, whose ranks synchronise with the last micro-batch only.
     autocast: makes a context for the forward passes; call this function outside of it.
@@ -79,7 +79,7 @@ def accumulate_backward(
     on_cpu, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
     with torch.no_grad(), autocast():
         reps = [bare.embed(piece) for piece in pieces]
-    # Before torch's pull request 165068 (2025) weights cast without a graph stayed for as long as an outer autocast.
+    # Before torch's pull request 165068 (2025), an outer autocast kept weights that were cast without a graph.
     torch.clear_autocast_cache()
     whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps, bare.shared).items()}
     with autocast():
@@ -89,7 +89,7 @@ def accumulate_backward(
     shares = split_cotangents(dict(zip(whole, gradients)), reps, bare.shared)
     del whole, gradients, reps
     unsynchronised = getattr(objective, "no_sync", nullcontext)
-    with torch.random.fork_rng(devices):  # draws again what the first pass drew
+    with torch.random.fork_rng(devices):  # repeats the random numbers of the first pass
         torch.set_rng_state(on_cpu)
         for device, state in zip(devices, on_devices):
             torch.cuda.set_rng_state(state, device)
@@ -102,11 +102,11 @@ def accumulate_backward(
 
 
 def unwrap(objective: nn.Module) -> Objective:
-    """The Objective inside DDP and torch.compile wrappers."""
+    """Return the Objective inside DDP and torch.compile wrappers."""
     inner = objective
     while not isinstance(inner, Objective):
         wrapped = getattr(inner, "_orig_mod", getattr(inner, "module", None))
         if wrapped is None:
-            raise TypeError(f"{type(inner).__name__} holds no Objective: give an Objective or its DDP wrapper")
+            raise TypeError(f"{type(inner).__name__} contains no Objective: give an Objective or its DDP wrapper")
         inner = wrapped
     return inner

@@ -1,4 +1,4 @@
-"""What a method is: its config, what it adds to a model, its objective, its score."""
+"""The parts of a method: its config, its model parts, its objective, its score."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ Terms = dict[str, Tensor]
 class PoolNeeds:
     """Embeddings of all images and texts of the training data, before training, for `Objective.before_training`."""
 
-    each_epoch: bool = False  # and again before every epoch
-    texts: str | None = None  # a file with a text a line, instead of the images' own texts
+    each_epoch: bool = False  # also before every epoch
+    texts: str | None = None  # a file with one text a line, in place of the images' texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a method asks of the run around it; by default nothing but pairs of an image and a text."""
+    """Requirements of a method on its run; by default only pairs of an image and a text."""
 
     #: Settings of `prolip.data.config.DataConfig` that follow from the method: captions, known_matches, unpaired.
     data: Mapping[str, Any] = field(default_factory=dict)
-    teacher: str | None = None  # name or address of a model to learn from, which the `Context` gives frozen
-    #: Samples to embed when training has ended, with all captions, for `Objective.after_training`.
+    teacher: str | None = None  # name or address of a model to learn from, frozen in the `Context`
+    #: Samples to embed after training, with all captions, for `Objective.after_training`.
     closing_samples: int = 0
-    closing_changes: int = 0  # of these, images to embed under strong changes, too
+    closing_changes: int = 0  # of these, images to embed also under strong changes
     pool: PoolNeeds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The run around an objective. Random views are functions of seed, rank, world_size and of the step."""
+    """The run around an objective. Random views are functions of seed, rank, world_size and step."""
 
     seed: int = 0
     rank: int = 0
@@ -62,17 +62,17 @@ class Context:
 
     @cached_property
     def draws(self) -> Draws:
-        """Every random number of a step, which the run's augmentation shares."""
+        """Random numbers of every step, which the run's augmentation shares."""
         return Draws(seed=self.seed, rank=self.rank, world_size=self.world_size)
 
 
 class Objective(nn.Module):
     """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward."""
 
-    #: Terms that are no part of the loss: those in the line of progress, and those in metrics.jsonl alone.
+    #: Terms outside of the loss: those in the progress line, and those in metrics.jsonl only.
     statistics: tuple[str, ...] = ("scale", "bias")
     details: tuple[str, ...] = ()
-    #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
+    #: Representations that all micro-batches share, as they share scalars: the weights of a score.
     shared: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # parameters of the model that the loss does not train
     pool_state: Mapping[str, Tensor]  # the last result of `before_training`, on every rank; checkpoints store it
@@ -88,61 +88,61 @@ class Objective(nn.Module):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        """What a run by this config has to give; asked before there is any data or model."""
+        """Return the requirements of this config on a run, before any data or model exists."""
         known = getattr(config, "known_matches", None)
         return Needs() if known is None else Needs(data={"known_matches": known})
 
     @classmethod
     def balances(cls, config: Any) -> bool:
-        """Whether the loss is a sigmoid over all pairs of the global batch, whose bias starts at -log(batch - 1)."""
+        """Return True for a sigmoid loss over all pairs of the global batch, whose bias starts at -log(batch - 1)."""
         return False
 
     @classmethod
     def encoder_passes(cls, config: Any, rows: int, model: Any) -> list[EncoderPass]:
-        """What `embed` sends through the model for `rows` rows."""
+        """Return the passes of `embed` through the model for `rows` rows."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     @classmethod
     def unserved(cls, config: Any, architecture: Mapping[str, Any]) -> str:
-        """Why the method cannot train a model of this complete configuration, and what to do; empty where it can."""
+        """Explain why the method cannot train a model of this complete configuration, and the remedy; or return ""."""
         return ""
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """Lines for the run's start and after each `before_training`; batch: the global one."""
+        """Return lines for the run's start and for each `before_training`; batch: the global batch size."""
         return ()
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """The `pool_state`, equal on all ranks, by the model's score of each rank's share of all images and texts."""
+        """Return the `pool_state`, equal on all ranks, from the model's score of each rank's images and texts."""
         return {}
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
         if getattr(self.config, "known_matches", False) and not {"caption_id", "caption_ids"} <= batch.keys():
-            missing = f"known_matches wants caption_id and caption_ids in the batch, which has {', '.join(batch)}"
+            missing = f"known_matches needs caption_id and caption_ids in the batch, which has {', '.join(batch)}"
             raise ValueError(f"{missing}: read data with captions, or give --no-known-matches")
         return batch
 
     def matches(self, batch: Batch) -> Matches | None:
-        """The known matches of the batch beyond its own pairs, with a config whose `known_matches` is true."""
+        """Return the known matches of the batch beyond its own pairs, if the config's `known_matches` is true."""
         known = getattr(self.config, "known_matches", False)
         return Matches(batch["caption_ids"], batch["caption_id"]) if known else None
 
     def encode(self, kind: str, inputs: Tensor, **options: Any) -> Gaussian:
-        """`model.encode_<kind>`. Raises TypeError where that gives points (a Tensor has a method `mean`, too)."""
+        """Call `model.encode_<kind>`. Raises TypeError if it returns points (a Tensor also has a method `mean`)."""
         z = getattr(self.model, f"encode_{kind}")(inputs, **options)
-        check_gaussian(z, f"what the model made of its {kind}s")
+        check_gaussian(z, f"the output of encode_{kind}")
         return z
 
     def embed(self, batch: Batch) -> Reps:
-        """Every pass of the model: rows (B, ...), scalars () and `shared`, by name; other counts than B are allowed."""
+        """Run the model: rows (B, ...), scalars () and `shared`, by name; other counts of rows than B are allowed."""
         raise NotImplementedError
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Scalar terms, `loss` among them, from the representations alone: no parameter is read here."""
+        """Compute scalar terms, `loss` among them, from the representations alone, without reading parameters."""
         raise NotImplementedError
 
     def logged(self, reps: Reps, batch: Batch) -> Terms:
-        """The terms, in-batch R@1, and the representations that are statistics, such as scale and bias."""
+        """Return the terms, in-batch R@1, and the representations that are statistics, such as scale and bias."""
         statistics = {name: reps[name].detach() for name in self.statistics if name in reps}
         return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
@@ -150,19 +150,19 @@ class Objective(nn.Module):
         return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for constraints on parameters; must not wait for the device.
+        """Apply constraints on parameters after every optimiser step; must not wait for the device.
 
-        Clamps a = exp(logit_scale) <= 100 in place, as OpenCLIP: a clamp in the forward pass has a zero gradient.
+        Clamps a = exp(logit_scale) <= 100 in place, as OpenCLIP does: a clamp in the forward pass has a zero gradient.
         """
         if hasattr(self.model, "logit_scale"):
             with torch.no_grad():
                 self.model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
-        """On one rank, change buffers that the method added to the trained model, or its twin, by its `pairs`."""
+        """Change buffers that the method added to the trained model, or its twin, by its `pairs`, on one rank."""
 
     def forward(self, batch: Batch, cotangents: Mapping[str, Tensor] | None = None) -> Terms | Tensor:
-        """The terms of a batch; with cotangents dL/d(rep), the sum of rep * cotangent, whose gradient is that of L."""
+        """Return the terms; for cotangents dL/d(rep) the sum of rep * cotangent, whose gradient is that of L."""
         reps = self.embed(batch)
         if cotangents is None:
             return self.logged(reps, batch)
@@ -178,16 +178,16 @@ class MeansObjective(Objective):
             parameter.requires_grad_(False)
 
     def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D), with scale and bias."""
+        """Return means of images and texts (B, D), with scale and bias."""
         return self.means(batch) | logit_scale_and_bias(self.model)
 
 
-#: What the variances of a method mean, for the report: learned in training, fitted at its end, or none.
+#: Meaning of a method's variances for the report: learned in training, fitted at its end, or none.
 LEARNED = """Every image and text is a Gaussian. Training learns its variances together with its mean: a large variance
-says that the input could mean many things."""
-FITTED = """Every image and text is a Gaussian. Training learns the means alone. Its end fits the variances to the
-matched pairs of the training data, so that they count how many images a text fits."""
-POINTS = "Every image and text is a point: training learns no variances, and the model states no uncertainty."
+marks an ambiguous input."""
+FITTED = """Every image and text is a Gaussian. Training learns the means only. After training, the variances are
+fitted to the matched pairs of the training data, so that they count how many images a text matches."""
+POINTS = "Every image and text is a point: training learns no variances, and the model has no uncertainty."
 
 
 class Method(NamedTuple):
@@ -196,12 +196,12 @@ class Method(NamedTuple):
     config: type  # the dataclass whose fields are flags
     objective: type[Objective]
     score: type[Score]
-    probabilistic: bool = True  # false for points, whose variances mean nothing
-    #: (model, config=...): adds modules to a fresh model, whose config.json then has a copy of the config; may return
+    probabilistic: bool = True  # False for points
+    #: (model, config=...): adds modules to a fresh model, whose config.json then stores the config; may return
     #: the names of parameters (logit_scale, logit_bias) that it has set.
     extend: Callable[..., Any] | None = None
-    adapts: bool = False  # it continues a trained model of any method, which keeps its method, modules and score
-    variances: str = ""  # what they mean, in sentences for the report, where LEARNED or POINTS are wrong
+    adapts: bool = False  # continues a trained model of any method and keeps its method, modules and score
+    variances: str = ""  # their meaning for the report, where LEARNED or POINTS are wrong
 
     @property
     def meaning(self) -> str:
@@ -210,7 +210,7 @@ class Method(NamedTuple):
 
 @torch.no_grad()
 def in_batch_recall(reps: Reps) -> Terms:
-    """batch_R@1 (): how often an image's own text has the highest cosine, of CANDIDATES rows of this rank."""
+    """Return batch_R@1 (): share of images whose text has the highest cosine, of CANDIDATES rows of this rank."""
     if not {"image_mean", "text_mean"} <= reps.keys():
         return {}
     image, text = (upcast(reps[name][:CANDIDATES].detach()) for name in ("image_mean", "text_mean"))
@@ -221,23 +221,23 @@ def in_batch_recall(reps: Reps) -> Terms:
 
 
 def flat(name: str, z: Gaussian) -> Reps:
-    """A Gaussian as flat representations; `gaussian_of` undoes it."""
+    """Flatten a Gaussian into representations; `gaussian_of` undoes it."""
     return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
 
 
 def gaussian_of(reps: Reps, name: str) -> Gaussian:
-    """The Gaussian that `flat` gave, in float32."""
+    """Return the Gaussian of representations by `flat`, in float32."""
     return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
 
 
 def clip_loss(context: Context) -> nn.Module:
-    """OpenCLIP's softmax loss of the global batch: local rows against columns gathered with gradients."""
-    from open_clip.loss import ClipLoss  # late: it takes seconds
+    """Return OpenCLIP's softmax loss of the global batch: local rows against columns gathered with gradients."""
+    from open_clip.loss import ClipLoss  # imported late: takes seconds
 
     return ClipLoss(local_loss=True, gather_with_grad=True, rank=context.rank, world_size=context.world_size)
 
 
 def logit_scale_and_bias(model: Any) -> Reps:
-    """Scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
-    bias = upcast(model.logit_bias).reshape(()).clone()  # or the log would see it change with the optimiser's step
+    """Return scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
+    bias = upcast(model.logit_bias).reshape(()).clone()  # a copy, as the optimiser's step would change the logged value
     return {"scale": upcast(model.logit_scale).exp().reshape(()), "bias": bias}

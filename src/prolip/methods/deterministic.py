@@ -19,32 +19,32 @@ from prolip.utils.flags import check_range
 
 @dataclass(kw_only=True)
 class PointsConfig:
-    """SigLIP and CLIP have no constants besides scale and bias, which are the model's."""
+    """No settings: SigLIP and CLIP have only the model's scale and bias."""
 
 
 @dataclass(kw_only=True)
 class InfoNCEConfig:
-    """Matches beyond CLIP's: a caption may be true of several images of a batch, and an image have several."""
+    """Matches beyond CLIP's: a caption may match several images of a batch, and an image several captions."""
 
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
 
 @dataclass(kw_only=True)
 class TripletConfig:
-    """The hinge of the sum over all negatives."""
+    """Settings of the hinge loss over all negatives."""
 
-    margin: float = option(0.2, "by how much a match is to be nearer than what is none")
-    known_matches: bool = option(True, "take no true caption of an image in the batch for a negative")
+    margin: float = option(0.2, "cosine by which a match must be nearer than other pairs")
+    known_matches: bool = option(True, "do not count true captions of an image in the batch as negatives")
 
     def __post_init__(self) -> None:
-        check_range(self, "margin", most=2, remedy=" (cosines differ by no more)")
+        check_range(self, "margin", most=2, remedy=" (cosines differ by at most 2)")
 
 
 @dataclass(kw_only=True)
 class VSEConfig(TripletConfig):
-    """The hinge of the hardest negative."""
+    """Settings of the hinge loss over the hardest negative."""
 
-    sum_steps: int = option(0, "first steps with all negatives, as VSE-infinity's first epoch; the hardest follow")
+    sum_steps: int = option(0, "first steps that use all negatives (VSE-infinity's first epoch), not the hardest")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +55,7 @@ class CLIPObjective(MeansObjective):
     """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation."""
 
     statistics: tuple[str, ...] = ("scale",)  # of the logit: the arguments of the loss
-    frozen: tuple[str, ...] = ("logit_bias",)  # which cancels in the softmax
+    frozen: tuple[str, ...] = ("logit_bias",)  # cancels in the softmax
     make_loss = staticmethod(clip_loss)
 
     def __init__(self, model: Any, config: PointsConfig, context: Context | None = None):
@@ -134,7 +134,7 @@ class VSEObjective(TripletObjective):
 
 
 class CosineScore(MeanScore):
-    """Cosine of the means of a model without a trained scale and bias: it ranks, and gives no probability."""
+    """Cosine of the means of a model without a trained scale and bias: it ranks without a probability."""
 
     name = "cosine"
 

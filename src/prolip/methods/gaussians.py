@@ -1,4 +1,4 @@
-"""Shared parts of the methods with heads of their own on both towers, whose Gaussians they compare."""
+"""Shared parts of the methods that compare Gaussians of their own heads on both towers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from prolip.utils.flags import check_range
 
 @dataclass(kw_only=True)
 class HeadsConfig:
-    """Whether the method's own heads make the means, or the model that training starts from."""
+    """Settings of a method's own heads."""
 
-    pooled_heads: bool = option(True, "heads of its own over all tokens; without: the means of the starting model")
-    head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
+    pooled_heads: bool = option(True, "use the method's own heads over all tokens, not the model's means")
+    head_dim: int | None = option(None, "D, output width of these heads; none: the model's embedding width")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -39,26 +39,26 @@ class HeadsObjective(Objective):
         freeze_unread(model, [*model.visual.parameters(), *model.text.parameters()], self.reads)
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """That the method's own heads make the means, where those of the loaded weights could be kept."""
+        """Return a note if the method's own heads replace means of the loaded weights that could be kept."""
         if not any(tower.has_reader and tower.head is not None for tower in (self.model.visual, self.model.text)):
             return ()
-        return ("means are new: the method's heads make them; --no-pooled-heads keeps OpenCLIP's embedding",)
+        return ("the method's own heads make new means; --no-pooled-heads keeps OpenCLIP's embedding",)
 
     def embed(self, batch: Batch) -> Reps:
         image, text = (flat(side, self.encode(side, batch[side])) for side in ("image", "text"))
         return image | text | logit_scale_and_bias(self.model)
 
     def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian, Terms]:
-        """Images and texts, in float32, and their mean traces for the log."""
+        """Return images and texts, in float32, and their mean traces for the log."""
         image, text = gaussian_of(reps, "image"), gaussian_of(reps, "text")
         return image, text, {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
 
 
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
-    """Freeze those of `parameters` on which no such part of the model's Gaussians depends; DDP would wait for them.
+    """Freeze those of `parameters` that do not affect these parts of the model's Gaussians; DDP would wait for them.
 
-    One pass of zeros finds them, in evaluation mode, in which running statistics stay and cuDNN's GRUs have no backward
-    pass (PyTorch's have).
+    One pass of zeros finds them, in evaluation mode: running statistics stay, and PyTorch's GRUs, not cuDNN's, have a
+    backward pass.
     """
     wanted, training = [parameter for parameter in parameters if parameter.requires_grad], model.training
     device, dtype = model.logit_scale.device, model.logit_scale.dtype
@@ -76,7 +76,7 @@ def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterabl
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
     """Copy the norm and projection of `tower`'s means to a head's (width -> D).
 
-    A head of OpenCLIP's towers, which have many kinds of these, or of another width keeps its own initial weights.
+    A head on OpenCLIP's towers, which have many kinds of these, or of another width keeps its own initial weights.
     """
     if tower.has_reader or projection.out_features != tower.output_dim:
         return
@@ -93,7 +93,7 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
 
 
 def linear_parts(width: int, dim: int, init_log_var: float, chosen: Sequence[str] = Gaussian._fields) -> nn.ModuleDict:
-    """A projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
+    """Return a projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
     parts = {}
     for part in chosen:
         layer = nn.Linear(width, dim)

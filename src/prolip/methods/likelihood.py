@@ -1,6 +1,6 @@
 """Means by SigLIP's or CLIP's loss; after training `prolip.uncertainty.fit` fits variances and novelty.
 
-The trace of a text is (2/a) times the nats that it leaves open about its image, see docs/studies/uncertainty.md.
+The trace of a text is (2/a) times its nats of ambiguity about the image, see docs/studies/uncertainty.md.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PairLoss = Literal["sigmoid", "softmax"]
 
 @dataclass(kw_only=True)
 class LikelihoodConfig(FitOptions):
-    """How the means are trained, and how the variances are fitted when the means have settled."""
+    """Settings of the training of the means and of the fit of the variances afterwards."""
 
-    pair_loss: PairLoss = option("sigmoid", "of the means: sigmoid, SigLIP's, or softmax, CLIP's")
-    captions_per_image: int = option(1, "texts drawn for each image of a batch: the loss is the mean over them")
+    pair_loss: PairLoss = option("sigmoid", "loss of the means: sigmoid (SigLIP) or softmax (CLIP)")
+    captions_per_image: int = option(1, "texts drawn for each image of a batch; the loss is their mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +53,7 @@ class LikelihoodConfig(FitOptions):
 
 
 class MatchWeights(nn.Module):
-    """Buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
+    """Buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of both sides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ class MatchWeights(nn.Module):
 
 
 class LikelihoodHead(VarianceHead):
-    """`VarianceHead`, which is inactive while the means are trained. side: which of `match.counts` bounds its nats."""
+    """`VarianceHead` that is inactive while the means are trained. side: the entry of `match.counts` for its bound."""
 
     def __init__(self, parts: Parts, match: Any, side: int):
         super().__init__(parts)
-        self.match, self.side = (match,), side  # in a tuple, as it is the model's part and not the head's
+        self.match, self.side = (match,), side  # in a tuple, as it is a part of the model, not of the head
 
     def total(self) -> Tensor:
         return self.match[0].counts[self.side]
@@ -76,7 +76,7 @@ class LikelihoodHead(VarianceHead):
 
 
 class LikelihoodScore(TrueMatchScore):
-    """`TrueMatchScore` of a model of this method; before its variances are fitted the cosine, with scale and bias."""
+    """`TrueMatchScore` of this method; the cosine with scale and bias before the variances are fitted."""
 
     @classmethod
     def of(cls, model: Any) -> TrueMatchScore:
@@ -105,7 +105,7 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
 
 
 def adopt(model: Any, fitted: Fitted) -> None:
-    """Copy what was fitted to a model's means into it: variances, the score, novelty."""
+    """Copy fitted variances, score and novelty into a model."""
     score = fitted.score
     model.visual.head.load_state_dict(fitted.image.state_dict())
     model.text.head.load_state_dict(fitted.text.state_dict())
@@ -118,12 +118,12 @@ def adopt(model: Any, fitted: Fitted) -> None:
 
 
 class LikelihoodObjective(MeansObjective):
-    """Sigmoid or softmax loss of the cosines of the global batch; the variances follow when training ends."""
+    """Sigmoid or softmax loss of the cosines of the global batch; the variances are fitted after training."""
 
     config: LikelihoodConfig
 
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
-        self.frozen = ("logit_bias",) if config.pair_loss == "softmax" else ()  # it cancels there
+        self.frozen = ("logit_bias",) if config.pair_loss == "softmax" else ()  # cancels in the softmax
         super().__init__(model, config, context)
         self.softmax = clip_loss(self.context)
 
@@ -142,7 +142,7 @@ class LikelihoodObjective(MeansObjective):
         return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions_per_image)]
 
     def embed(self, batch: Batch) -> Reps:
-        """Means of images (B, D) and of their captions (B, C, D), with scale and bias."""
+        """Return means of images (B, D) and of their captions (B, C, D), with scale and bias."""
         text = batch["text"]
         mean = self.encode("text", text.flatten(0, -2)).mean
         image = self.encode("image", batch["image"]).mean

@@ -28,15 +28,15 @@ UNIFORM_POINTS = 128  # samples for uniformity, half of them images
 class PCMEConfig(HeadsConfig):
     """Samples, weights and constants of the PCME loss; symbols as in the paper."""
 
-    match_samples: int = option(8, "J, points that are drawn from each Gaussian")
-    match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
+    match_samples: int = option(8, "J, points drawn from each Gaussian")
+    match_start: float = option(15.0, "initial a and b of the probability; the paper uses 15 for COCO, 5 for CUB")
     kl_weight: float = option(
         1e-4,
-        "weight of the divergence from N(0, I), a mean over D, with a match loss per image"
-        "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512",
+        "weight of the divergence from N(0, I) (mean over D) next to the match loss per image"
+        "; the paper's 1e-5 and 1e-3 for sums are 2.56e-3 and 0.256 here at D = 512",
     )
     uniformity_weight: float = option(
-        0.0, "weight of the uniformity loss; the paper's 0 for COCO, and 10 for CUB is 0.039 here at a batch of 128"
+        0.0, "weight of the uniformity loss; the paper's 10 for CUB is 0.039 here at batch 128, and 0 for COCO"
     )
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class LocalAttention(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """Tokens (B, K, width), which of them count (all) -> (B, D), float32."""
+        """Pool tokens (B, K, width), those with True in `valid` or all -> (B, D), float32."""
         x = upcast(x)
         with without_autocast(x.device):
             score = project(torch.tanh(project(x, self.hidden)), self.score).squeeze(2)
@@ -92,10 +92,10 @@ class PCMEHead(nn.Module):
         return Gaussian(F.normalize(mean, dim=-1), whole + each)
 
     def parts(self, tokens: Tokens, z: Gaussian, part: str) -> tuple[Tensor, Tensor]:
-        """W g and the attention of one part, (B, D) each."""
+        """Return W g and the attention of one part, (B, D) each."""
         norm: Any = self.norms[part]
         layer: Any = self.globals[part]
-        # an embedding as long as what a norm gives
+        # scales an embedding to the length of a normalised vector
         whole = z.mean * z.mean.shape[1] ** 0.5 if tokens.pooled is None else layer_norm(norm, tokens.pooled)
         return project(whole, layer), self.locals[part](layer_norm(norm, tokens.last), tokens.valid)
 
@@ -110,7 +110,7 @@ class PCMEScore(MatchProbabilityScore):
 
 
 def extend(model: Any, config: PCMEConfig) -> tuple[str, ...]:
-    """Add both heads, if there are any, to a fresh model, and start a and b, which it names."""
+    """Add both heads, if any, to a fresh model, and set the initial a and b; return their names."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
     model.widen(config.head_dim if config.pooled_heads else None)
     for tower in (model.visual, model.text) if config.pooled_heads else ():
@@ -125,13 +125,13 @@ class PCMEObjective(HeadsObjective):
     """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
 
     L = sum_ij -log p(label of ij) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
-    samples. `notes` has the weights of released code, whose loss is 2 B L.
+    samples. `notes` converts weights for the released code, whose loss is 2 B L.
     """
 
     config: PCMEConfig
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """Weights and start in the units of the released code, after the notes on the means."""
+        """Return weights and start in the units of the released code, after the notes on the means."""
         own, dim = self.config, self.model.embed_dim
         kl, start, unif = own.kl_weight, own.match_start, own.uniformity_weight
         found = [

@@ -31,15 +31,15 @@ CSD = get_measure("csd_similarity")
 class PCMEppConfig(HeadsConfig):
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
-    pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
+    pseudo_weight: float = option(0.1, "alpha, weight of pseudo-positives; the paper has 0.01 for 20% noise, 0 for 50%")
     pseudo_positives: PseudoPositives = option(
         "all",
-        "pairs as near as any match of a row count as it (all), or as the first of its"
-        " largest labels alone (first: the paper's A.4)",
+        "pairs count as positive if as near as any match of a row (all), or as the first"
+        " of its largest labels (first, the paper's A.4)",
     )
-    vib_weight: float = option(1e-4, "beta of the information bottleneck")
+    vib_weight: float = option(1e-4, "beta, weight of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
-    size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
+    size_augment: float = option(0.2, "SizeAugment: largest share of an input's tokens that pooling drops; 0: none")
     clip_weight: float = option(0.0, "weight of an additional CLIP loss on the means, as in the paper's pre-training")
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class PCMEppHead(nn.Module):
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
         self.size_augment = config.size_augment
-        self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
+        self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the next batch
         width = tower.width
         self.block = None if tower.has_reader else copy.deepcopy(tower.blocks[-1])
         for module in () if self.block is None else self.block.modules():  # with random weights
@@ -88,19 +88,19 @@ class PCMEppHead(nn.Module):
             valid = ~lost if valid is None else valid & ~lost
         if self.block is None:
             return Gaussian(F.normalize(self.pooled("mean", features, valid), dim=-1), z.log_var)
-        assert again is not None  # of our own tower
+        assert again is not None  # our own towers give it
         each = {"mean": features, "log_var": again(self.block).features()[0]}
         mean, log_var = (self.pooled(part, x, valid) for part, x in each.items())
         return Gaussian(F.normalize(mean, dim=-1), log_var)
 
     def pooled(self, part: str, x: Tensor, valid: Tensor | None) -> Tensor:
-        """GPO(W LN(x)) of tokens (B, K, width) -> (B, D)."""
+        """Return GPO(W LN(x)) of tokens (B, K, width) -> (B, D)."""
         layer: Any = self.projections[part]
         return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid)
 
 
 def extend(model: Any, config: PCMEppConfig) -> tuple[str, ...]:
-    """Add both heads to a fresh model; a and b of the paper start at 5. Without heads nothing changes."""
+    """Add both heads to a fresh model; a and b of the paper start at 5. Without heads the model does not change."""
     if not config.pooled_heads:
         return ()
     model.widen(config.head_dim)
@@ -116,7 +116,7 @@ def extend(model: Any, config: PCMEppConfig) -> tuple[str, ...]:
 class PCMEppObjective(HeadsObjective):
     """2 L_match + alpha (L_pseudo of rows + of columns) + beta VIB, equation 3, each match term a mean over all pairs.
 
-    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `views.Mix`.
+    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); mixed images have labels of `views.Mix`.
     """
 
     config: PCMEppConfig
@@ -144,7 +144,7 @@ class PCMEppObjective(HeadsObjective):
         return batch | {"image": image} | mix._asdict()
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians (B, D); in training pooling leaves out some tokens. ValueError without `prepare`."""
+        """Return Gaussians (B, D); in training, pooling drops some tokens. ValueError without `prepare`."""
         if not self.config.pooled_heads:
             return super().embed(batch)
         visual, text = self.model.visual, self.model.text
@@ -154,7 +154,7 @@ class PCMEppObjective(HeadsObjective):
             for head, stream, columns in numbers:
                 if head.training and self.config.size_augment:
                     if "row" not in batch:
-                        raise ValueError("size_augment and the batch has no rows: call objective.prepare(batch, step)")
+                        raise ValueError("size_augment needs rows in the batch: call objective.prepare(batch, step)")
                     head.noise = self.context.draws.uniform(stream, batch["step"], batch["row"], columns)
             return super().embed(batch)
         finally:

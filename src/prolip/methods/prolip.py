@@ -27,7 +27,7 @@ REDUCTIONS = ("dim", "pair")
 class ProLIPConfig:
     """Weights and constants of the ProLIP loss; symbols as in the paper's equations 5 and 6."""
 
-    #: Flags of the released code and of OpenCLIP, and what to type here.
+    #: Flags of the released code and of OpenCLIP, and their replacements.
     retired: ClassVar[Mapping[str, str]] = {
         "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
         "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
@@ -36,8 +36,8 @@ class ProLIPConfig:
     alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
     alpha2: float = option(1e-3, "weight of the inclusion of inputs in their masked views (eq. 6); 0: no views")
     beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
-    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs took 1000")
-    inclusion_eps: float = option(-10.0, "exponent of the factor on 1/sigma^2 in it; the paper's main runs took -20")
+    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs use 1000")
+    inclusion_eps: float = option(-10.0, "eps, exponent of the factor on 1/sigma^2 in H; the paper's main runs use -20")
     inclusion_form: str = option(
         "exact", "inclusion test as derived in A.4 (exact) or as printed in eq. 3 (printed)", choices=INCLUSION_FORMS
     )
@@ -45,7 +45,7 @@ class ProLIPConfig:
         "dim", "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)", choices=REDUCTIONS
     )
     mask_fraction: float = option(0.125, "share of each batch that gets masked views")
-    mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
+    mask_ratio: float = option(0.75, "share of patches dropped, and probability that a token becomes [MASK]")
     known_matches: bool = option(False, "count every true caption of an image in the batch as a positive")
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class ProLIPObjective(Objective):
 
     L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]
         + beta [VIB(image) + VIB(text)].
-    No gradient is stopped: as in the paper an inclusion may narrow the inner Gaussian as well as widen the outer one.
+    No gradient is stopped: as in the paper, an inclusion may narrow the inner Gaussian as well as widen the outer one.
     """
 
     statistics = ("scale", "bias", "trace_image", "trace_text")
@@ -76,7 +76,7 @@ class ProLIPObjective(Objective):
             raise ValueError(f"alpha2 > 0 requires a [MASK] token, and the model's vocabulary has none: {remedy}")
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """That texts are not masked, where the vocabulary of OpenCLIP's tower has no token for it."""
+        """Return a note if the vocabulary of OpenCLIP's tower has no token for masked texts."""
         if self.config.alpha2 == 0 or self.masks_texts:
             return ()
         return ("no masked texts: the model's vocabulary has no [MASK] (prolip_cfg.mask_token_id); images are masked",)
@@ -87,19 +87,19 @@ class ProLIPObjective(Objective):
 
     @classmethod
     def unserved(cls, config: ProLIPConfig, architecture: Mapping[str, Any]) -> str:
-        """Masked views of OpenCLIP's towers require squares to blank."""
-        from prolip.models.config import is_reader  # late, as what follows: they take seconds
+        """Explain if masked views cannot blank squares in images of OpenCLIP's towers; empty if they can."""
+        from prolip.models.config import is_reader  # imported late: these take seconds
         from prolip.models.readers import SQUARES, square_of
 
         if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
             return ""
         size = architecture["vision_cfg"]["image_size"]
-        squares = f"masked views blank squares of {SQUARES} pixels, and none of these divides images of {size}"
+        squares = f"masked views blank squares of {SQUARES} pixels, and none of these sizes divides {size}"
         return f"{squares}: give --force-image-size 224, or --alpha2 0"
 
     @classmethod
     def encoder_passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:
-        """With masked views: images cost their kept patches; without [MASK] there are no masked texts."""
+        """Count masked views: images cost their kept patches; without [MASK], no text is masked."""
         if config.alpha2 == 0:
             return super().encoder_passes(config, rows, model)
         masked = views.count_masked_rows(rows, config.mask_fraction)
@@ -131,7 +131,7 @@ class ProLIPObjective(Objective):
         return batch | {"masked_text": views.mask_text(text[:rows], token_noise, *special, ratio)}
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias."""
+        """Return Gaussians of images and texts (B, D) and masked views (M, D), as flat entries, with scale and bias."""
         image = self.encode("image", batch["image"])
         reps = flat("image", image) | logit_scale_and_bias(self.model)
         if self.config.alpha2 == 0:
@@ -165,7 +165,7 @@ class ProLIPObjective(Objective):
             terms[f"inclusion_{whole}"] = inclusion(leading, z[masked])
         weights = {"ppcl": 1.0, "inclusion_image_text": config.alpha1, "inclusion_image": config.alpha2}
         weights |= {"inclusion_text": config.alpha2, "vib_image": config.beta, "vib_text": config.beta}
-        # A term without weight is for the log: outside of the sum, it cannot bring a non-finite gradient.
+        # Terms without weight are only logged: outside of the sum, they cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
 

@@ -29,31 +29,31 @@ from prolip.utils.flags import check_choices, check_range
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
 NEIGHBOURS = 300  # k of the paper
-CELLS = 2**26  # scores that are held together
+CELLS = 2**26  # scores in memory at once
 
 
 @dataclass(kw_only=True)
 class SourceFreeConfig:
-    """Which pairs are made, and how much each of them counts."""
+    """Settings of the pseudo-pairs and their weights."""
 
     pair_weight: PairWeight = option(
         "spread",
-        "a pair's uncertainty: spread (the paper's variance of the retrieved), trace, probability, novelty; or none",
+        "a pair's uncertainty: spread (variance of the retrieved, the paper's), trace, probability, novelty or none",
     )
     weight_mean: float = option(1.0, "lambda: the mean weight of a pseudo-pair")
-    weight_slope: float = option(1.0, "beta: weights fall e-fold with 1 / beta standard deviations of uncertainty")
+    weight_slope: float = option(1.0, "beta: weights fall by e per 1 / beta standard deviations of uncertainty")
     neighbours: int | None = option(
-        None, "K, retrieved for each query; default: the paper's 300, for spread at most 1% of the pool, at least 3"
+        None, "K, items that a query retrieves; default: the paper's 300, for spread at most 1% of the pool, at least 3"
     )
-    margin: float = option(0.2, "by how much a pseudo-pair is to be nearer than what is none")
-    renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, by the model as it is then")
-    target_texts: str | None = option(None, "file with a text a line; default: all texts of the training data")
+    margin: float = option(0.2, "cosine by which a pseudo-pair must be nearer than other pairs")
+    renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, with the current model")
+    target_texts: str | None = option(None, "file with one text a line; default: all texts of the training data")
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_range(self, "weight_mean", above=True)
         check_range(self, "weight_slope")
-        check_range(self, "neighbours", least=2, remedy=": what one query retrieves has no spread")
+        check_range(self, "neighbours", least=2, remedy=": one item has no spread")
         check_range(self, "margin", most=2, remedy=" (cosines differ by no more)")
 
 
@@ -76,7 +76,7 @@ class SourceFreeObjective(MeansObjective):
         return Needs(data={"captions": 0}, pool=PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts))
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """K of either direction, once there is a pool."""
+        """Return K of both directions, once there is a pool."""
         if not self.pool_state:
             return ()
         sizes = {"texts": len(self.pool_state["text_ids"]), "images": len(self.pool_state["keys"])}
@@ -84,8 +84,8 @@ class SourceFreeObjective(MeansObjective):
         return (f"each query retrieves {', '.join(near)} (--neighbours)",)
 
     def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
-        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
-        its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
+        """Return the pseudo-pairs of a pool: image row r has the pairs start[r] to start[r + 1], each a row of text_ids
+        with its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
         """
         (z, images), (_, texts) = pool.side("image"), pool.side("text")
         ids = [stable_hash(key, bits=63) for key in pool.keys]
@@ -98,7 +98,7 @@ class SourceFreeObjective(MeansObjective):
             raise ValueError(f"two images have the key {which}: give every sample of the training data its own")
         image, text, weight = pseudo_pairs(score, pool, self.config)
         row = torch.empty_like(place)
-        row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
+        row[place] = torch.arange(len(keys))  # images sorted by checksum, for bisection
         order = row[image].argsort(stable=True)
         start = torch.bincount(row[image], minlength=len(keys)).cumsum(0)
         return {
@@ -110,15 +110,15 @@ class SourceFreeObjective(MeansObjective):
         }
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add a text to each image, one of its pseudo-pairs, drawn in each step."""
+        """Add a text to each image, drawn from its pseudo-pairs in each step."""
         state, draws = self.pool_state, self.context.draws
         if not state:
-            raise ValueError("no pseudo-pairs: set `pool_state` to the result of `before_training`")
+            raise ValueError("there are no pseudo-pairs: set `pool_state` to the result of `before_training`")
         wanted = torch.tensor([stable_hash(key, bits=63) for key in batch["key"]])
         row = torch.searchsorted(state["keys"], wanted).clamp(max=len(state["keys"]) - 1)
         strange = (state["keys"][row] != wanted).nonzero().flatten().tolist()
         if strange:
-            which = f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made"
+            which = f"the sample {batch['key'][strange[0]]!r} was not there when the pseudo-pairs were made"
             raise ValueError(f"{which}: the training data has changed; start another run")
         start, end = state["start"][row], state["start"][row + 1]
         noise = draws.uniform(Stream.PSEUDO_PAIR, step, draws.rows(len(row), "cpu"), 1).flatten()
@@ -130,7 +130,7 @@ class SourceFreeObjective(MeansObjective):
         return batch | dict(zip(found, to_device(batch["image"].device, *found.values())))
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, with the mean weight for the log. Texts of an image's pseudo-pairs are no negatives of it."""
+        """Return the loss, and the mean weight for the log. Texts of an image's pseudo-pairs are not its negatives."""
         image, text, weight = upcast(reps["image_mean"]), upcast(reps["text_mean"]), batch["pair_weight"]
         start = self.context.rank * len(image)
 
@@ -152,14 +152,14 @@ class Neighbours(NamedTuple):
 
 
 def neighbourhood(config: SourceFreeConfig, size: int) -> int:
-    """K in a pool of `size`: the setting, or the paper's 300; for spread min(300, max(3, size / 100))."""
+    """Return K in a pool of `size`: the setting, or the paper's 300; for spread min(300, max(3, size / 100))."""
     spread = config.pair_weight == "spread"
     return min(size, config.neighbours or (min(NEIGHBOURS, max(3, size // 100)) if spread else NEIGHBOURS))
 
 
 def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Every image with its nearest text and every text with its nearest image, by the model's own score; equal on all
-    ranks, which must all call it: rows of images and texts, (P,) int64, and `weigh`ts of either as a query, (P, 2).
+    """Pair every image with its nearest text and every text with its nearest image, by the model's own score. All ranks
+    must call it and get equal results: rows of images and texts, (P,) int64, and `weigh`ts of both as queries, (P, 2).
     """
     nearest, weight = [], []
     for side in get_args(Side):
@@ -175,7 +175,7 @@ def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfi
 
 
 def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
-    """lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) -> (Q,) float32."""
+    """Return lambda exp(-beta u) / mean exp(-beta u), u in standard deviations over all queries: (Q,) float32."""
     u = uncertainty.double()
     spread = u.std(correction=0)
     u = (u - u.amin()) / spread if spread > 0 else torch.zeros_like(u)
@@ -185,9 +185,9 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
 
 @torch.no_grad()
 def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceFreeConfig) -> Neighbours:
-    """The `neighbourhood` nearest texts of every image of this rank, or images of every text.
+    """Retrieve the `neighbourhood` nearest texts of every image of this rank, or images of every text.
 
-    Exact; equal scores rank by rising row, on every device and for any number of ranks. n queries of a rank hold 12 K n
+    Exact; equal scores rank by rising row, on every device and for any number of ranks. n queries of a rank take 12 K n
     bytes, its share, a block and 10 CELLS numbers.
     """
     (queries, _), (gallery, rows) = pool.side(side), pool.side("text" if side == "image" else "image")
@@ -211,7 +211,7 @@ def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceF
 
 
 def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
+    """Compute V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), (1) and (2).
 
     x_i: the mean retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no tensor of
     Q x K x D is made.
@@ -236,37 +236,37 @@ def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, n
 
 
 def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """The score's uncertainty of an input: its trace. ValueError where all have the same."""
+    """Return the score's uncertainty of an input, its trace. ValueError if all traces are equal."""
     z, rows = pool.side(side)
     own = score.uncertainty(z)
     _, found = everywhere(rows, own)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
-        remedy = "take a model with variances (prolip uncertainty fits them), or --pair-weight spread"
-        raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: {remedy}")
+        remedy = "use a model with variances (prolip uncertainty fits them), or --pair-weight spread"
+        raise ValueError(f"--pair-weight trace, but the {side}s of this model all have the same trace: {remedy}")
     return own
 
 
 def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability."""
+    """Return -log p of the nearest among the retrieved, by the score's trained scale or its match probability."""
     if (scaled := score.scaled(near.scores)) is not None:
         return scaled.double().logsumexp(1) - scaled[:, 0]
     if (matches := score.match_probability(near.scores[:, 0].double())) is not None:
         return -matches.log()
-    missing = f"the score {score.name!r} of this model has none: take --pair-weight spread"
+    missing = f"the score {score.name!r} of this model has none: use --pair-weight spread"
     raise ValueError(f"--pair-weight probability requires a trained scale, and {missing}")
 
 
 def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Neighbours) -> Tensor:
-    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`."""
+    """Return -log P(the input is familiar and its nearest right), by `prolip.uncertainty.novelty.refusal`."""
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
-        remedy = "`prolip uncertainty` fits it, or take --pair-weight spread"
-        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: {remedy}")
+        remedy = "fit it with `prolip uncertainty`, or use --pair-weight spread"
+        raise ValueError(f"--pair-weight novelty needs a novelty of {side}s, and this model has none: {remedy}")
     code = code_length(score, pool, side, near)
     return refusal(code, {name: nats.to(code.device) for name, nats in novelty.items()})
 
 
-#: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.
+#: (score, pool, side of the queries, their neighbours) -> (Q,), larger: less certain.
 UNCERTAINTY: dict[str, Callable[[Score, UnpairedEmbeddings, Side, Neighbours], Tensor]] = {
     "none": lambda score, pool, side, near: torch.zeros(len(near.rows)),
     "spread": rank_weighted_variance,

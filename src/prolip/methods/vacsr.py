@@ -27,16 +27,16 @@ ComponentNoise = Literal["independent", "shared"]
 class VACSRConfig(HeadsConfig):
     """Weights and sizes of VACSR; symbols as in the paper."""
 
-    kl_weight: float = option(5e-4, "alpha, weight of the divergence of pairs' Gaussians from N(0, I), a mean over all")
-    recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
+    kl_weight: float = option(5e-4, "alpha, weight of the divergence of pairs' Gaussians from N(0, I), mean over all")
+    recon_weight: float = option(1.0, "beta, weight of the reconstruction and the variance loss")
     sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
-    mixture_components: int = option(2, "K, Gaussians of a pair")
+    mixture_components: int = option(2, "K, Gaussians per pair")
     component_noise: ComponentNoise = option(
-        "independent", "independent: a sample of every Gaussian, mixed, as in 3.1; shared: one normal vector for all"
+        "independent", "independent: a sample of each Gaussian, mixed (3.1); shared: one normal vector for all"
     )
-    gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
-    adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
-    pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
+    gumbel_temperature: float = option(0.5, "temperature of the softmax that picks a Gaussian; near 0: only one")
+    adapter_hidden: int = option(256, "hidden width of encoder and decoder; not stated in the paper")
+    pair_tile: int = option(64, "images and texts per tile of pairs in the adapter; bounds its memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,10 +66,10 @@ class SimilarityAdapter(nn.Module):
         nn.init.zeros_(self.log_var.bias)
 
     def forward(self, v: Tensor, t: Tensor, normal: Tensor, gumbel: Tensor, temperature: float) -> Tensor:
-        """Of all pairs of (n, D), (m, D), noise (n, m, K D), or (n, m, D) for all components, (n, m, K): (3, n, m).
+        """Compute (3, n, m) of all pairs; v (n, D), t (m, D), noise (n, m, K D), or (n, m, D) for all k, and (n, m, K).
 
-        The logit of z = sum_k w_k (mean_k + sigma_k normal_k), 3.1, w the softmax of log alpha + gumbel; the divergence
-        sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension; log sigma^2, the mean over D of sum_k w_k log_var_k.
+        Its rows: the logit of z = sum_k w_k (mean_k + sigma_k normal_k), 3.1, w = softmax of log alpha + gumbel; the
+        divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension; the mean over D of sum_k w_k log_var_k.
         """
         with without_autocast(v.device):
             h = torch.relu(self.encode(self.dim * (v.unsqueeze(1) * t)))
@@ -122,7 +122,7 @@ class PairNetwork(nn.Module):
         return (self.last.weight @ self.second.weight @ self.first.weight).squeeze(0)
 
     def forward(self, v: Tensor, t: Tensor) -> Tensor:
-        """The logit of all pairs, (n, D), (m, D) -> (n, m)."""
+        """Return the logit of all pairs, (n, D), (m, D) -> (n, m)."""
         out = v.new_empty(len(v), len(t))
         columns = max(1, min(len(t), 1024))
         rows = max(1, self.pairs_at_once(v) // columns)
@@ -130,7 +130,7 @@ class PairNetwork(nn.Module):
         with without_autocast(v.device):
             for i in range(0, len(v), rows):
                 own = v[i : i + rows]
-                weight = (own.unsqueeze(1) * first.weight.to(v)).flatten(0, 1)  # of each image its own, (rows H, D)
+                weight = (own.unsqueeze(1) * first.weight.to(v)).flatten(0, 1)  # one for each image, (rows H, D)
                 for j in range(0, len(t), columns):
                     h = (weight @ t[j : j + columns].mT).view(len(own), len(first.weight), -1)
                     h = torch.relu_(h.add_(first.bias.to(v).unsqueeze(1)))
@@ -139,7 +139,7 @@ class PairNetwork(nn.Module):
         return out
 
     def paired(self, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The logit and log sigma^2 of each pair of rows, (N, D), (N, D) -> (N,), (N,)."""
+        """Return the logit and log sigma^2 of each pair of rows, (N, D), (N, D) -> (N,), (N,)."""
         found, rows = [v.new_empty(0, 2)], self.pairs_at_once(v)
         layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
         with without_autocast(v.device):
@@ -152,7 +152,7 @@ class PairNetwork(nn.Module):
 
     @staticmethod
     def pairs_at_once(v: Tensor) -> int:
-        """How many hidden values stay in a core's cache on CPU and fill a device on one."""
+        """Return the hidden values that stay in a core's cache on CPU, or fill a device."""
         return 1 << 12 if v.device.type == "cpu" else 1 << 17
 
 
@@ -175,7 +175,7 @@ class PooledHead(nn.Module):
 
 
 def extend(model: Any, config: VACSRConfig) -> None:
-    """Add both heads, if there are any, and the adapter to a fresh model."""
+    """Add both heads, if any, and the adapter to a fresh model."""
     if config.pooled_heads:
         model.widen(config.head_dim)
         model.visual.head = PooledHead(model.visual.width, model.embed_dim)
@@ -186,7 +186,7 @@ def extend(model: Any, config: VACSRConfig) -> None:
 class VACSRScore(Score):
     """The adapter's logit of a pair, whose sigmoid is the similarity, decoded from E[z] = sum_k alpha_k mean_k.
 
-    shortlist: how many of each query's nearest by `coarse` the adapter scores; 0: all. After them the order is that of
+    shortlist: number of each query's nearest by `coarse` that the adapter scores; 0: all. The others keep the order of
     `coarse`, and there is no probability.
     """
 
@@ -211,17 +211,17 @@ class VACSRScore(Score):
         return self.network.to(p.mean.device)(p.mean, q.mean)
 
     def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """The cheap score that chooses the shortlist: sum_d c_d v_d t_d, c the adapter's linear part."""
+        """Return the cheap score that chooses the shortlist: sum_d c_d v_d t_d, c the adapter's linear part."""
         images, texts = upcast(queries.mean), upcast(gallery.mean)
         with without_autocast(images.device):
             return images * self.network.to(images.device).linear.to(images) @ texts.mT
 
     def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
-        """The score of each pair of rows, (N, D), (N, D) -> (N,)."""
+        """Return the score of each pair of rows, (N, D), (N, D) -> (N,)."""
         return self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[0]
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor:
-        """Latent sigma of each pair, (N,): the geometric mean over dimensions and, by alpha, components."""
+        """Return the latent sigma of each pair, (N,): the geometric mean over dimensions and, by alpha, components."""
         return (self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[1] / 2).exp()
 
     def settings(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class VACSRObjective(HeadsObjective):
     """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
 
     reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, with the gradient of OpenCLIP's
-    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches.
+    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images of the mean over their matches.
     """
 
     statistics = ("sigma",)
@@ -290,9 +290,9 @@ class VACSRObjective(HeadsObjective):
 
 
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
-    """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each."""
+    """Return the reconstruction and L_sigma of matches and hardest negatives, of images with all texts, (n, m) each."""
     label = positive.to(logit.dtype)
-    # whose gradient is that of the logit, A.1: 1/2 (y - similarity)^2 then has that of the sigmoid loss, (13)
+    # Its gradient is that of the logit, A.1, so 1/2 (y - similarity)^2 has that of the sigmoid loss, (13).
     similarity = logit.detach().sigmoid() + (logit - logit.detach())
     matches = variance_loss(similarity - 1, log_var)
     hardest = logit.masked_fill(positive, -torch.inf).max(1)
@@ -305,12 +305,12 @@ def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
 
 
 def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
-    """L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8), any shape.
+    """Return L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8).
 
     (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. 1/s^2 = 1 + exp(-log_var).
     """
     return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
 
 
-OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
+OF_PAIRS = "Every image and text is a point. Training learns the uncertainty of each pair's similarity instead."
 METHODS = {"vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, False, extend, variances=OF_PAIRS)}

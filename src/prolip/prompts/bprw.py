@@ -25,29 +25,29 @@ from prolip.utils.documents import check_unique, fingerprint
 
 log = logging.getLogger(__name__)
 
-#: Points of a class, shared out among its images; the paper's text has 10 of 5 images, and 100 in all.
+#: Points per class, split among its images; the paper's text has 10 from 5 images, and 100 in all.
 POINTS = 100
-#: Classes that are fitted together: their likelihoods, (CLASSES, P, N), stay in the processor's cache.
+#: Classes fitted together, so that their likelihoods, (CLASSES, P, N), stay in the processor's cache.
 CLASSES = 32
-#: Steps at most, and the change of a weight below which there is no further one.
+#: Most steps, and the change of a weight at which they stop.
 STEPS, TOLERANCE = 1000, 1e-6
 
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
-    """The settings of re-weighting."""
+    """Settings of re-weighting."""
 
-    shots: NonNegativeInt = 0  # labelled images of each class; 0: those nearest to each class's even mixture
+    shots: NonNegativeInt = 0  # labelled images of each class; 0: the images nearest to each class's even mixture
     alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None  # of the Dirichlet prior, default 5, or 2 with labels
     prior: Literal["constant", "trace"] = "constant"  # trace: alpha in proportion to 1/trace, with this mean
     eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02  # added to variances
     nearest: PositiveInt = 5
     samples: PositiveInt | None = None  # points of each image, default POINTS of a class shared out
-    seed: NonNegativeInt = 0  # of the images that are drawn and of the points
+    seed: NonNegativeInt = 0  # of the drawn images and points
 
     @classmethod
     def parse(cls, words: str) -> Reweighing:
-        """`K`, `alpha=3,eps=0.01` or `K,alpha=3`, or nothing. ValueError for others."""
+        """Parse `K`, `alpha=3,eps=0.01` or `K,alpha=3`, or nothing. ValueError for other words."""
         given = [word for word in words.split(",") if word]
         if given and "=" not in given[0]:
             given[0] = f"shots={given[0]}"
@@ -56,17 +56,17 @@ class Reweighing:
         except ValueError as error:
             ranges = "shots, eps, seed >= 0, nearest, samples >= 1, alpha > 0, prior constant or trace"
             wanted = f"bprw, or bprw:K with K labelled images of each class, and settings as bprw:K,alpha=2 ({ranges})"
-            raise ValueError(f"{words!r} is no setting of bprw: give {wanted}") from error
+            raise ValueError(f"{words!r} is not a setting of bprw: use {wanted}") from error
 
     def __str__(self) -> str:
-        """The words that `parse` reads, without defaults."""
+        """Return the words that `parse` reads, without defaults."""
         first = [str(self.shots)] if self.shots else []
         own = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return ",".join(first + own)
 
 
 def rule_of(settings: Reweighing) -> str:
-    """The rule for --prompts: `bprw` or `bprw:SETTINGS`."""
+    """Return the rule for --prompts: `bprw` or `bprw:SETTINGS`."""
     return f"bprw:{settings}".rstrip(":")
 
 
@@ -78,16 +78,16 @@ def reweigh(  # noqa: PLR0913 (what decides the weights)
     score: Score,
     labels: Tensor | None = None,
 ) -> Fit:
-    """Fit the weights of the prompts (C, T, D) of every class to images (N, D), which may not be scored by them.
+    """Fit the prompt weights of every class, prompts (C, T, D), to images (N, D); do not score these images with them.
 
-    keys: of the images, by which shots are drawn; labels: (N,) or multi-hot (N, C), for shots; score: of the nearest
-    ones.
+    keys: of the images, which decide the drawn shots; labels: (N,) or multi-hot (N, C), for shots; score: ranks the
+    nearest images.
     """
     check_embeddings(image, "image", prompts.mean.shape[-1])
     if not settings.shots:
         chosen = list(nearest_images(image, mixture(prompts), score, settings.nearest))
     elif labels is None:
-        raise ValueError(f"{rule_of(settings)} wants labelled images, and these have no labels: give others, or bprw")
+        raise ValueError(f"{rule_of(settings)} needs labelled images, and these have no labels: give others, or bprw")
     else:
         chosen = drawn_images(keys, labels, len(prompts.mean), settings.shots, settings.seed)
     samples = settings.samples or max(1, POINTS // (settings.shots or settings.nearest))
@@ -96,12 +96,12 @@ def reweigh(  # noqa: PLR0913 (what decides the weights)
     prior = alpha if settings.prior == "constant" else alpha * count * inverse_traces(prompts)
     fit = fit_weights(prompts, points_of(image, chosen, samples, settings.seed), prior, settings.eps)
     if fit.change > TOLERANCE:
-        log.warning("weights of prompts still change by %.1e a step after %d steps", fit.change, int(fit.steps.max()))
+        log.warning("prompt weights still change by %.1e a step after %d steps", fit.change, int(fit.steps.max()))
     return fit
 
 
 def nearest_images(image: Gaussian, classes: Gaussian, score: Score, count: int) -> Tensor:
-    """The rows of the `count` images (N, D) nearest to each class (C, D), equal ones by row: (C, count)."""
+    """Return the rows of the `count` images (N, D) nearest to each class (C, D), ties by row: (C, count)."""
     best = torch.empty(len(classes.mean), 0)
     rows = torch.empty(len(classes.mean), 0, dtype=torch.long)
     for part, block in PairScores.from_gaussians(image, classes, score).blocks():
@@ -113,7 +113,7 @@ def nearest_images(image: Gaussian, classes: Gaussian, score: Score, count: int)
 
 
 def drawn_images(keys: Sequence[str], labels: Tensor, classes: int, shots: int, seed: int) -> list[Tensor]:
-    """The rows of `shots` images of each class, or of all where it has fewer, by keys and seed alone."""
+    """Return the rows of `shots` images of each class, or of all if it has fewer, by keys and seed alone."""
     order = torch.tensor(sorted(range(len(keys)), key=lambda row: fingerprint("shots", seed, keys[row])))
     shuffled = labels[order]
     members = (shuffled == c if labels.dim() == 1 else shuffled[:, c] > 0 for c in range(classes))
@@ -121,19 +121,19 @@ def drawn_images(keys: Sequence[str], labels: Tensor, classes: int, shots: int, 
 
 
 def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int) -> Iterator[Tensor]:
-    """`samples` points of each chosen image (N, D), class by class: (images * samples, D) each."""
+    """Yield `samples` points of each chosen image (N, D), class by class: (images * samples, D) each."""
     generator = torch.Generator().manual_seed(seed)
     for rows in chosen:
         yield image.select(rows).sample(samples, generator).flatten(0, 1)
 
 
 class Fit(NamedTuple):
-    """Weights of classes, and how they were reached."""
+    """Weights of classes, with their objective and steps."""
 
     weights: Tensor  # (C, N), rows of sum 1
-    objective: Tensor  # (C,), of the prompts that are left
+    objective: Tensor  # (C,), of the prompts that remain
     steps: Tensor  # (C,)
-    change: float  # the largest of a weight in the last step
+    change: float  # the largest change of a weight in the last step
 
 
 def fit_weights(
@@ -152,7 +152,7 @@ def fit_weights(
     """
     check_gaussian(prompts, "prompts")
     if prompts.mean.dim() != 3 or not prompts.mean.numel():
-        raise ValueError(f"the prompts are {tuple(prompts.mean.shape)}, want (classes, prompts, D) with one or more")
+        raise ValueError(f"the prompts are {tuple(prompts.mean.shape)}: give (classes, prompts, D), all above 0")
     check_embeddings(Gaussian(*(x.flatten(0, 1) for x in prompts)), "prompts")
     start = inverse_traces(prompts) if start is None else start.double()
     prior = torch.as_tensor(alpha, dtype=torch.float64).expand(start.shape)
@@ -173,12 +173,12 @@ def fit_weights(
 def _fit(
     z: Gaussian, points: list[Tensor], alpha: Tensor, eps: float, start: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Some classes at once, until none changes."""
+    """Fit some classes together, until no weight changes."""
     counts = torch.tensor([len(x) for x in points])
-    least = (1 - alpha).clamp_min(0).sum(1)  # the points that the prior takes from prompts
+    least = (1 - alpha).clamp_min(0).sum(1)  # the points that the prior removes from prompts
     if ((counts > 0) & (counts <= least)).any():
         what = f"alpha {alpha.min():g} of {alpha.shape[1]} prompts with {counts[counts > 0].min()} points"
-        raise ValueError(f"{what} may leave none of them: give an alpha of 1 or more, or more points")
+        raise ValueError(f"{what} could remove every prompt: give an alpha of 1 or more, or more points")
     x = torch.nn.utils.rnn.pad_sequence([x.to(z.mean) for x in points], batch_first=True)
     observed = torch.arange(x.shape[1]) < counts.unsqueeze(1)
     last, reached, steps = start, start.new_zeros(len(start)), torch.zeros(len(points), dtype=torch.long)
@@ -192,18 +192,18 @@ def _fit(
 
 
 def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
+    """Yield weights (C, N) and their objective (C,), which never falls, beginning with `start`.
 
     log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points. E: gamma_jn
     = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: pi_n in proportion to N_n + alpha_n - 1, or 0 where
-    that is negative; even where nothing is left.
+    that is negative; even weights if no prompt remains.
     """
     weights = start
     while True:
-        joint = log_likelihood + weights.log().unsqueeze(1)  # a prompt that is left out has -inf
+        joint = log_likelihood + weights.log().unsqueeze(1)  # a prompt that is removed has -inf
         top = joint.amax(2, keepdim=True)
         shares = joint.sub_(top).exp_()
-        total = shares.sum(2)  # logsumexp and gamma of one exponential: it is most of the work
+        total = shares.sum(2)  # one exponential for logsumexp and gamma: it takes most of the time
         penalty = torch.where(weights > 0, torch.xlogy(alpha - 1, weights), 0.0).sum(1)
         yield weights, ((total.log() + top.squeeze(2)) * observed).sum(1) + penalty
         found = (((observed / total).unsqueeze(1) @ shares).squeeze(1) + alpha - 1).clamp_min(0)
@@ -212,13 +212,13 @@ def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Ten
 
 
 def log_likelihoods(points: Tensor, prompts: Gaussian, eps: float = 0.0) -> Tensor:
-    """log N(x; mean, var + eps) of all points under all prompts of their class: (C, P, D), (C, N, D) -> (C, P, N).
+    """Return log N(x; mean, var + eps) of points under their class's prompts: (C, P, D), (C, N, D) -> (C, P, N).
 
-    -1/2 [x^2 . 1/v - 2 x . m/v + sum(m^2/v + log 2 pi v)], both counted from the middle of the prompts.
+    -1/2 [x^2 . 1/v - 2 x . m/v + sum(m^2/v + log 2 pi v)], both relative to the mean of the prompts.
     """
     var = prompts.var + eps
     if not bool((var > 0).all()):
-        raise ValueError("a prompt has a variance of 0, under which no point has a likelihood: give eps, such as 0.02")
+        raise ValueError("a prompt has a variance of 0, so its likelihood is undefined: give eps, such as 0.02")
     middle = prompts.mean.mean(1, keepdim=True)
     x, mean = points - middle, prompts.mean - middle
     constant = (mean.square() / var + (2 * math.pi * var).log()).sum(2)
@@ -227,8 +227,8 @@ def log_likelihoods(points: Tensor, prompts: Gaussian, eps: float = 0.0) -> Tens
 
 
 def inverse_traces(prompts: Gaussian) -> Tensor:
-    """1/trace of each prompt, each class's summing to one: (C, N, D) -> (C, N). ValueError for a trace of 0."""
+    """Return 1/trace of each prompt, of sum one in each class: (C, N, D) -> (C, N). ValueError for a trace of 0."""
     trace = prompts.trace.double()
     if not bool((trace > 0).all()):
-        raise ValueError("a prompt has a trace of 0, and 1/trace is no weight: give start, such as even weights")
+        raise ValueError("a prompt has a trace of 0, so 1/trace is infinite: give start, such as even weights")
     return (1 / trace) / (1 / trace).sum(1, keepdim=True)

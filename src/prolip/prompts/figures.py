@@ -1,4 +1,4 @@
-"""Figures and lists of weights of prompts: how far they are from even (ProLIP figure C.4), and which are largest."""
+"""Plots and lists of prompt weights: their distance from even weights (ProLIP figure C.4), and the largest ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BINS = 30
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """-sum pi log pi in nats, log N where all N count alike: (C, N) -> (C,)."""
+    """Return -sum pi log pi in nats, log N for N even weights: (C, N) -> (C,)."""
     return -torch.xlogy(weights, weights).sum(1)
 
 
 @styled
 def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
-    """Histograms over classes of the largest weight and of the entropy, with the values of even weights: (C, N)."""
+    """Plot histograms over classes of the largest weight and the entropy, with the values of even weights: (C, N)."""
     figure, axes = panels(1, 2, width=9.6, height=3.5)
     prompts = weights.shape[1]
     columns = (
@@ -47,14 +47,12 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
 
 
 def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:
-    """Lines: the prompts with the largest mean weights, then the `most` most and least weighted ones of each class."""
+    """Yield lines: the prompts of largest mean weight, then the `most` most and least weighted ones of each class."""
     table, prompts = fitted.table, len(fitted.templates)
     own = entropy(table)
     yield f"{fitted}"
-    yield (
-        f"{len(table)} classes, {prompts} prompts, even weight {1 / prompts:.4f}; entropy {own.mean():.3f} nats on "
-        f"average ({own.min():.3f} to {own.max():.3f}), of even weights {np.log(prompts):.3f}"
-    )
+    yield f"{len(table)} classes, {prompts} prompts; even weights are {1 / prompts:.4f}, entropy {np.log(prompts):.3f}"
+    yield f"entropy {own.mean():.3f} nats on average, {own.min():.3f} to {own.max():.3f}"
     mean = table.mean(0)
     for rank in mean.argsort(descending=True, stable=True).tolist():
         yield f"{mean[rank]:8.4f}  {fitted.templates[rank]}"

@@ -18,24 +18,24 @@ from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights
 
-#: The Gaussians of prompts (C, T, D), the number of their first class -> how much each counts in its class (C, T),
-#: summing to one.
+#: Gaussians of prompts (C, T, D) and the number of their first class -> the weight of each prompt in its class (C, T),
+#: of sum one.
 Weigh = Callable[[Gaussian, int], Tensor]
 Template = str | Callable[[str], str]
 ALL, CERTAIN, BELOW, BEST, BPRW = "all", "certain", "below", "best", "bprw"
-#: Prompts whose Gaussians are held at once while classes are mixed.
+#: Prompts whose Gaussians are in memory at once while classes are mixed.
 PROMPTS = 4096
-#: Ways in which images choose.
+#: Rules that choose by images.
 BY_IMAGES = (BEST, BPRW)
 
 
 @dataclass(frozen=True)
 class PromptRule:
-    """Which prompts of a class are mixed, by their uncertainties: an even mixture of those that are kept.
+    """A rule that chooses prompts of a class by uncertainty and mixes the chosen ones evenly.
 
-    way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
-    + `number` standard deviations of their class's (ProLIP Table 3); `best` and `bprw` (with the settings `fit`) are
-    chosen by images, see `evaluation.prompts`: their `weights` here are even.
+    way: `all`; `certain`: the `number` most certain of each class (PCME++ C.6); `below`: those with an uncertainty up
+    to the class's mean + `number` standard deviations (ProLIP Table 3); `best` and `bprw` (with the settings `fit`):
+    images choose, see `evaluation.prompts`, and the `weights` here are even.
     """
 
     way: str = ALL
@@ -44,7 +44,7 @@ class PromptRule:
 
     @classmethod
     def parse(cls, word: str) -> PromptRule:
-        """`all`, `certain:K`, `below:k`, `best`, `bprw` or `bprw:K`. ValueError for what is none of them."""
+        """Parse `all`, `certain:K`, `below:k`, `best`, `bprw` or `bprw:K`. ValueError for other words."""
         way, colon, text = word.partition(":")
         if way == BPRW and bool(colon) == bool(text):
             return cls(way, fit=Reweighing.parse(text))
@@ -58,7 +58,7 @@ class PromptRule:
         except ValueError:
             pass
         wanted = "all, certain:K (1 or more), below:k (a number), best, bprw, bprw:K (labelled images of each class)"
-        raise ValueError(f"{word!r} chooses no prompts: give {wanted}, or a file of prolip prompts fit")
+        raise ValueError(f"{word!r} is not a rule for prompts: use {wanted}, or a file of prolip prompts fit")
 
     def __str__(self) -> str:
         if self.fit is not None:
@@ -66,20 +66,20 @@ class PromptRule:
         return f"{self.way}:{self.number:g}" if self.way in (CERTAIN, BELOW) else self.way
 
     def check(self, prompts: int) -> None:
-        """ValueError for more prompts than a class has."""
+        """Raise ValueError if the rule takes more prompts than a class has."""
         if self.way == CERTAIN and self.number > prompts:
-            raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
+            raise ValueError(f"{self} exceeds the {prompts} prompts of a class: give {prompts} or less")
 
     def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
-        """(C, T) -> (C, T), rows of sum one; of equal uncertainties the first prompts are the more certain."""
+        """Return weights (C, T) for uncertainties (C, T), rows of sum one; equal prompts rank in their order."""
         self.check(uncertainty.shape[1])
         kept = torch.ones_like(uncertainty, dtype=torch.bool)
         if self.way == CERTAIN:
             kept = certainty_ranks(uncertainty) < self.number
         elif self.way == BELOW:
-            exact = uncertainty.double()  # in which the mean of equal ones is no less than they are
+            exact = uncertainty.double()  # so that the mean of equal numbers is not below them
             bound = exact.mean(1, keepdim=True) + self.number * exact.std(1, correction=0, keepdim=True)
-            kept = (exact <= bound) | (certainty_ranks(uncertainty) == 0)  # which are the first where none is
+            kept = (exact <= bound) | (certainty_ranks(uncertainty) == 0)  # at least the most certain one
         return kept / kept.sum(1, keepdim=True)
 
 
@@ -88,29 +88,29 @@ Prompts = PromptRule | PromptWeights
 
 
 def read_prompts(word: str) -> Prompts:
-    """A rule by its word, or the weights in a file. ValueError for neither, FileNotFoundError for no such file."""
+    """Read a rule by its word, or weights from a file. ValueError for neither, FileNotFoundError for a missing file."""
     named = word.endswith(".json") or os.path.isfile(word)
     return PromptWeights.load(word) if named else PromptRule.parse(word)
 
 
 def certainty_ranks(uncertainty: Tensor) -> Tensor:
-    """(C, T) -> (C, T): 0 for the least uncertain prompt of each class, then 1, ..., equal ones in their order."""
+    """Rank uncertainties, (C, T) -> (C, T): 0 for the least uncertain prompt of a class; equal ones in their order."""
     return uncertainty.argsort(dim=1, stable=True).argsort(dim=1)
 
 
 def class_prompts(classes: Sequence[str | Sequence[str]], templates: Sequence[Template]) -> tuple[list[str], list[int]]:
-    """The prompts of all classes, one after the other, and their number per class.
+    """Return the prompts of all classes, one after the other, and their number per class.
 
-    classes: a name or several (synonyms, members) of each; templates: with {} or {c} in the name's place, or functions
+    classes: a name or several (synonyms, members) of each; templates: with {} or {c} for the name, or functions
     of the name, as OpenCLIP's. ValueError without classes, names, templates or a place for the name.
     """
     names = [[given] if isinstance(given, str) else given for given in classes]
     if not names or not all(names) or not templates or str in (type(classes), type(templates)):
         what = f"{len(names)} classes and the prompts {templates!r}"
-        raise ValueError(f"{what}: give at least one class, one name of each, and a list with one prompt or more")
+        raise ValueError(f"{what}: give at least one class, one name each, and a list of at least one prompt")
     for way in templates:
         if isinstance(way, str) and "{}" not in way and "{c}" not in way:
-            raise ValueError(f"the prompt {way!r} has no {{c}} or {{}} where the class goes")
+            raise ValueError(f"the prompt {way!r} has no {{c}} or {{}} for the class: add one")
     filled = [
         [way.replace("{c}", name).replace("{}", name) if isinstance(way, str) else way(name) for way in templates]
         for own in names
@@ -120,7 +120,7 @@ def class_prompts(classes: Sequence[str | Sequence[str]], templates: Sequence[Te
 
 
 def mix_groups(z: Gaussian, counts: Sequence[int], weigh: Weigh | None = None, first: int = 0) -> Gaussian:
-    """Consecutive runs of `counts` Gaussians (N, D), each mixed: (C, D). first: what `weigh` knows the first run by."""
+    """Mix consecutive runs of `counts` Gaussians (N, D): (C, D). first: the number of the first run for `weigh`."""
     parts = []
     for number, run in enumerate(zip(*(x.split(list(counts)) for x in z)), first):
         part = Gaussian(*(x.unsqueeze(0) for x in run))
@@ -134,7 +134,7 @@ def mix_prompts(
     embed: Callable[[Iterable[str]], Gaussian],
     weigh: Weigh | None = None,
 ) -> Gaussian:
-    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
+    """Mix consecutive runs of prompts, (C, D), some classes at a time; embed: texts -> (N, D)."""
     iterator, parts, group = iter(prompts), [], []
     for row, count in enumerate(counts, start=1):
         group.append(count)
@@ -154,9 +154,9 @@ def build_zero_shot_classifier(
     device: str | torch.device = "cpu",
     use_tqdm: bool = False,
 ) -> Gaussian:
-    """Every class as the mixture of its prompts: Gaussians (C, D) on `device`, where OpenCLIP gives a matrix (D, C).
+    """Embed every class as the mixture of its prompts: Gaussians (C, D) on `device`; OpenCLIP returns a matrix (D, C).
 
-    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's; a class may
+    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as in OpenCLIP; a class may
     have several names.
     """
     prompts, counts = class_prompts(classnames, templates)

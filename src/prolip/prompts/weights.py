@@ -1,4 +1,4 @@
-"""Weights of prompts in a file, with their model, classes, prompts and images."""
+"""Prompt weights in a file, with their model, classes, prompts and images."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ if TYPE_CHECKING:
     from prolip.evaluation.datasets.base import Dataset
 
 FORMAT = "prolip-prompts-1"
-#: Bytes of a file: those of a thousand classes with 80 prompts have two million.
+#: Most bytes of a file; a thousand classes with 80 prompts take two million.
 MOST = 2**28
 AGAIN = "fit them again: prolip prompts fit"
-OTHERS = "which they may not be scored on: evaluate another split, or fit to one (prolip prompts fit --split train)"
+OTHERS = "which must not be scored: evaluate another split, or fit to another (prolip prompts fit --split train)"
 
 
 class UnfitPrompts(ValueError):
-    """Weights are of other classes, prompts or a model, or may not be used on these images."""
+    """Weights of other classes, prompts or another model, or fitted to the images to be scored."""
 
 
 @dataclass(frozen=True)
 class PromptWeights:
-    """The weights of every class's prompts, with all that decides where they may be used."""
+    """Prompt weights of every class, with the model, prompts and images that limit their use."""
 
     way: ClassVar[str] = "fitted"
     classnames: tuple[str, ...]
-    templates: tuple[str, ...]  # with {c} in the name's place
+    templates: tuple[str, ...]  # with {c} for the name
     table: Tensor  # (C, T), rows of sum 1
     model: str
     fingerprint: str  # of the model
     settings: Reweighing
-    images: str  # the source that they were fitted to
+    images: str  # the source of the fit
     data: str  # its fingerprint
-    contents: frozenset[str] = frozenset()  # `Sample.content` of its images; empty in old files
+    contents: frozenset[str] = frozenset()  # `Sample.content` of the images; empty in old files
 
     def __str__(self) -> str:
         return f"{self.rule} by {self.images} [{self.digest}]"
 
     @property
     def rule(self) -> str:
-        """How they were fitted, as --prompts calls it."""
+        """The rule of the fit, as --prompts names it."""
         return rule_of(self.settings)
 
     @cached_property
     def digest(self) -> str:
-        """Eight digits that change with everything in the file."""
+        """Eight digits that change with any part of the file."""
         return hashlib.blake2b(json.dumps(self.to_dict(), sort_keys=True).encode(), digest_size=4).hexdigest()
 
     def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
-        """As `PromptRule.weights`, of consecutive classes from `first` on: (C', T) -> (C', T)."""
+        """Return the weights of consecutive classes from `first` on, as `PromptRule.weights`: (C', T) -> (C', T)."""
         return self.table[first : first + len(uncertainty)]
 
     def are_of(self, classnames: Sequence[str], templates: Sequence[str]) -> bool:
-        """Whether they are of these classes and prompts."""
+        """Return True if the weights are of these classes and prompts."""
         return (self.classnames, self.templates) == (tuple(classnames), tuple(map(in_braces, templates)))
 
     def check(
         self, classnames: Sequence[str], templates: Sequence[str], fingerprint: str, data: str | None = None
     ) -> None:
-        """UnfitPrompts unless they are of these classes, prompts and model, and by other images than `data`."""
+        """Raise UnfitPrompts for other classes, prompts or another model, and weights fitted to the images `data`."""
         if fingerprint != self.fingerprint:
             other = "which has other weights, settings or another tokenizer than this model"
             raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, {other}: {AGAIN} with this one")
@@ -88,49 +88,49 @@ class PromptWeights:
             raise UnfitPrompts(f"{self} were fitted to these very images, {OTHERS}")
 
     def check_images(self, dataset: Dataset) -> None:
-        """UnfitPrompts where the data set has images that they were fitted to, whatever reads them."""
+        """Raise UnfitPrompts if the data set has images of the fit, in any format."""
         if self.contents and (shared := dataset.shared_with(self.contents)):
             raise UnfitPrompts(f"{self} were fitted to {shared} of {dataset.source}, {OTHERS}")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, from which `load` makes it."""
+        """Return JSON values for `load`."""
         named = {name: getattr(self, name) for name in ("model", "fingerprint", "images", "data")}
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
         lists = {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
         return {"format": FORMAT, **named, "settings": str(self.settings), **lists}
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> PromptWeights:
-        """Read what `save` wrote. FileNotFoundError, and ValueError for another or a damaged file."""
+        """Read a file of `save`. FileNotFoundError for a missing file, ValueError for another or a damaged one."""
         try:
             values = loads(read_file(path, MOST))
             if not isinstance(values, dict) or values.get("format") != FORMAT:
-                raise ValueError(f"it is no {FORMAT}")
+                raise ValueError(f"its format is not {FORMAT}")
             names, templates = tuple(one["name"] for one in values["classes"]), tuple(values["templates"])
             table = torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64)
             texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
             contents, settings = frozenset(values.get("contents", ())), Reweighing.parse(values["settings"])
             if not all(isinstance(x, str) for x in (*names, *templates, *texts.values(), *contents)):
-                raise ValueError("a name in it is no text")
+                raise ValueError("a name in it is not a text")
             if bare := [template for template in templates if "{c}" not in template]:
-                raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
+                raise ValueError(f"its prompt {bare[0]!r} has no {{c}} for the class")
             right = bool(names) and table.shape == (len(names), len(templates)) and bool((table >= 0).all())
             if not right or not torch.allclose(table.sum(1), torch.ones(len(names)).double(), atol=1e-6):
                 wanted = f"{len(templates)} numbers of 0 or more that sum to one, one for each prompt"
                 raise ValueError(f"the weights of a class are not {wanted}")
         except FileNotFoundError:
-            raise FileNotFoundError(f"no file {path}: prolip prompts fit writes weights of prompts") from None
+            raise FileNotFoundError(f"no file {path}: write one with prolip prompts fit") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} holds no weights of prompts: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error
+            raise ValueError(f"{path} is not a file of prompt weights: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error
         return cls(names, templates, table, **texts, settings=settings, contents=contents)
 
 
 def in_braces(template: str) -> str:
-    """A template with {c} where the class goes."""
+    """Return a template with {c} for the class."""
     return template.replace("{}", "{c}")

@@ -1,1 +1,1 @@
-"""Uncertainty of embeddings: variances fitted to matched pairs, in units of information, and novelty."""
+"""Uncertainty of embeddings: variances fitted to matched pairs, in nats, and novelty."""

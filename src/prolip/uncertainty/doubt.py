@@ -1,4 +1,4 @@
-"""Doubt: the weight that a match probability gives to the base rate instead of the model."""
+"""Doubt: the share of a match probability that comes from the base rate instead of the model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from prolip.gaussian import upcast
 
 VERSION, NUMBERS = 1, 12  # version and count of the stored numbers of a doubt
-LOW, ONE_IN = -5.0, 20  # pairs that do not match with a logit below LOW are sampled, one in ONE_IN
-RIDGE = 1.0  # weight of the prior N(0, 1) of the standardised coefficients, in pairs that match
+LOW, ONE_IN = -5.0, 20  # non-matches with a logit below LOW are sampled, one in ONE_IN
+RIDGE = 1.0  # weight of the prior N(0, 1) of the standardised coefficients, in matches
 GALLERY = 8  # fewest images of a gallery with a mean
 
 
 class Evidence(NamedTuple):
-    """Evidence of images: nats of novelty at the mean (N,), and a * cosine of the nearest known text (N,)."""
+    """Evidence on images: nats of novelty at the mean (N,), and a * cosine of the nearest known text (N,)."""
 
     novelty: Tensor
     nearest: Tensor
@@ -30,16 +30,16 @@ class Evidence(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest)."""
+    """Doubt d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest)."""
 
     alone: tuple[float, ...]  # b, b_h, b_m
     among: tuple[float, ...]  # b, b_h, b_m, b_g, for images in a gallery
-    least: tuple[float, ...]  # of the `Evidence` columns in the fit
+    least: tuple[float, ...]  # smallest `Evidence` columns in the fit
     most: tuple[float, ...]
     version: int = VERSION
 
     def of(self, evidence: Evidence, gallery: Evidence | None = None) -> Tensor:
-        """Return d of images, (N,) float32. gallery: of images of the same kind; used from GALLERY images on."""
+        """Return d of images, (N,) float32. gallery: images of the same kind; used if there are GALLERY or more."""
         columns, weights = evidence.columns, self.alone
         if gallery is not None and len(gallery.nearest) >= GALLERY:
             mean = gallery.nearest.double().mean().expand(len(columns), 1)
@@ -47,7 +47,7 @@ class Doubt(NamedTuple):
         return (columns @ columns.new_tensor(weights[1:]) + weights[0]).sigmoid().float()
 
     def extrapolates(self, evidence: Evidence) -> Tensor:
-        """Return which images lie outside of the fitted range, (N,) bool."""
+        """Return True for images outside of the fitted range, (N,) bool."""
         columns = evidence.columns
         return (columns[:, 0] > self.most[0]) | (columns[:, 1] < self.least[1])
 
@@ -58,12 +58,12 @@ class Doubt(NamedTuple):
 
     @classmethod
     def from_numbers(cls, x: list[float]) -> Doubt | None:
-        """Read `numbers`; None for zeros, which mean no doubt. Raises ValueError for another version."""
+        """Read `numbers`; None for zeros, which mean none. Raises ValueError for another version."""
         if not x[0]:
             return None
         if int(x[0]) != VERSION:
-            remedy = "fit it again with prolip uncertainty, or take the prolip that wrote it"
-            raise ValueError(f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: {remedy}")
+            remedy = "fit it again with prolip uncertainty, or use the prolip that wrote it"
+            raise ValueError(f"the model's doubt has version {x[0]:g}, expected {VERSION}: {remedy}")
         return cls(tuple(x[1:4]), tuple(x[4:8]), tuple(x[8:10]), tuple(x[10:12]))
 
 
@@ -75,11 +75,11 @@ class Cases(NamedTuple):
     match: Tensor
     weight: Tensor
     image: Tensor  # int64, rows of the columns
-    columns: Tensor  # (I, 3): those of `Evidence` and the gallery mean of nearest
+    columns: Tensor  # (I, 3): the `Evidence` and the gallery mean of nearest
 
 
 def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> Tensor:
-    """Return (1 - d) p + d q, q: the probability without having seen the image."""
+    """Return (1 - d) p + d q, q: the probability without the image."""
     d = upcast(doubt)
     return (1 - d) * probability + d * without
 
@@ -87,10 +87,10 @@ def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> T
 def pick_cases(
     logit: Tensor, share: Tensor, match: Tensor, evidence: list[Evidence], weight: Tensor, seed: int = 0
 ) -> Cases:
-    """Choose pairs of K images, each in E kinds, with T texts: all matches, all likely pairs, a sample of the others.
+    """Choose pairs of K images, each in E kinds, with T texts: all matches and likely pairs, a sample of the others.
 
-    logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence: of each kind, which is
-    a gallery; weight: (T,), how many texts each one represents.
+    logit: (E, K, T); share: (T,), of the images that a text matches; match: (K, T) bool; evidence: of each kind, which
+    is a gallery; weight: (T,), the number of texts that each represents.
     """
     random = torch.Generator().manual_seed(seed)
     likely = (logit > LOW) | match

@@ -1,6 +1,6 @@
-"""Fit the ambiguity of texts and images to matched pairs of a frozen model: closed formulas, seconds on a CPU.
+"""Fit the ambiguity of texts and images to matched pairs of a frozen modelin closed form, in seconds on a CPU.
 
-`prolip.uncertainty.targets` gives the nats that texts leave open; heads, score, novelty and readings are fitted here.
+`prolip.uncertainty.targets` computes the target nats of texts; this module fits heads, score, novelty and readings.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from prolip.uncertainty.novelty import FEWEST, DegenerateFeatures, Novelty, Widt
 from prolip.uncertainty.readings import GENERAL, SHARES, FittedReader, Readings, reader_of
 from prolip.uncertainty.targets import MOST, choose_bank, marginal, match_probabilities, sample_rows, text_target
 
-#: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
-#: matched images as the median one.
+#: Ridge of the standardised features, in samples; noise over signal of the kernel, for a text with the median number
+#: of matched images.
 RIDGE, NOISE = 1.0, 0.8
-WIDTH = 0.1  # width of the kernel over the median distance 1 - cosine from a text to its nearest
+WIDTH = 0.1  # width of the kernel over the median distance 1 - cosine between nearest texts
 LEAST_LENGTH = 0.1  # least nats of a target
 FEWEST_FITTED = 3  # fewest images of a general text
-#: One text in HELD_OUT is held out to estimate the error on unknown texts; the stored quantiles of that error.
+#: One text in HELD_OUT is held out to estimate the error on unknown texts; stored quantiles of that error.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
-#: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
+#: Images, and texts that match none of them, whose pairs fit the match probability; most steps, last gradient.
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
 
 class Fitted(NamedTuple):
-    """Heads for the variances of images and texts, their score, novelty of either, and readings."""
+    """Heads for the variances of images and texts, their score, novelty of both, and readings."""
 
     image: VarianceHead
     text: VarianceHead
@@ -48,13 +48,13 @@ class Fitted(NamedTuple):
         return reader_of(self)
 
 
-def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
+def fit_variances(  # noqa: PLR0913, PLR0917 (sizes of the fit)
     pairs: Pairs, bank=2048, centres=2048, vocabulary=0, novelty_centres=512, seed=0, readings=2048
 ) -> Fitted:
     """Fit variances of images and texts, the score, novelty and readings to pairs of a frozen model, on the CPU.
 
-    bank, centres, novelty_centres, readings: as `FitOptions`; vocabulary: of the model's tokenizer, where the pairs
-    have `text_ids`, else the texts are compared with a bank of images. Equal arguments give equal bits. ValueError for
+    bank, centres, novelty_centres, readings: as in `FitOptions`; vocabulary: of the model's tokenizer, if the pairs
+    have `text_ids`; else texts are compared with a bank of images. Equal arguments give equal bits. ValueError for
     fewer than 30 pairs, and for a non-finite result.
     """
     check_enough(len(pairs))
@@ -83,12 +83,12 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
     numbers |= {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())}
     if lost := [name for name, x in numbers.items() if not x.isfinite().all()]:
         named = ", ".join(lost[:3])
-        raise ValueError(f"the fit gave numbers that are not finite ({named}): give more pairs, or more different ones")
+        raise ValueError(f"the fit has numbers that are not finite ({named}): give more pairs, or more varied ones")
     return fitted
 
 
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
-    """The novelty of a side of pairs; images with the same most frequent text show the same."""
+    """Fit the novelty of one side of the pairs; images with the same most frequent text form a class."""
     mean, first, rows = getattr(pairs, side), getattr(pairs, f"{side}_first"), getattr(pairs, f"{side}_first_of")
     if first is None or not centres or len(first) < FEWEST:
         return None
@@ -103,8 +103,8 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 
 
 def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0) -> AmbiguityHead:
-    """Fit the head of the texts, or of swapped pairs that of the images: a ridge regression on the features and a
-    Gaussian process on means and words for the rest. target: (M,) nats, NaN: unknown; often: (M,) known matches.
+    """Fit the head of texts (of images for swapped pairs): ridge regression on the features, and a Gaussian process on
+    means and words for the residual. target: (M,) nats, NaN: unknown; often: (M,) known matches.
     """
     head = AmbiguityHead(parts)
     rows = target.isfinite().nonzero().squeeze(1)
@@ -123,7 +123,7 @@ def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = 
         learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
     wanted = target[rows].clamp(min=LEAST_LENGTH).log()
     head.offset.fill_(wanted.mean().item())
-    if parts.features:  # ridge regression on standardised features; constant ones get no weight
+    if parts.features:  # ridge regression on standardised features; constant features get no weight
         x = (plain if learnt is None else learnt).double()
         middle, std = x.mean(0), x.std(0, correction=0)
         varies = std > 1e-6 * middle.abs().clamp(min=1e-6)
@@ -140,7 +140,7 @@ def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = 
 
 
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:
-    """Return 5% and 95% quantiles of target minus nats: of texts of the fit, then of texts that a second head lacks."""
+    """Return 5% and 95% quantiles of target minus nats: of texts in the fit, then of texts left out of a second fit."""
     own = target.isfinite().nonzero().squeeze(1)
     own = sample_rows(own, MOST, seed)
     apart = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)) % HELD_OUT == 0]
@@ -179,7 +179,7 @@ def fit_readings(
 
 
 def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
-    """Fit doubt to the changed images of pairs and their originals, with traces of texts (M,); None without novelty."""
+    """Fit doubt to changed images and their originals, with traces (M,); None without novelty."""
     reader, score, rows = fitted.reader, fitted.score, pairs.changed_of
     if pairs.changed is None or rows is None or not len(rows) or reader is None or reader.novelty is None:
         return None
@@ -203,9 +203,9 @@ def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHea
 
 
 def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill the head's rarities; return all ids, and the features of `rows`, each without its own text's count."""
+    """Fill the head's rarities; return all ids, and the features of `rows`, each without the count of its own text."""
     if pairs.text_ids is None:
-        raise ValueError("the head looks at tokens and the pairs have no text_ids: keep them, or leave vocabulary at 0")
+        raise ValueError("the head reads tokens, and the pairs have no text_ids: keep them, or set vocabulary=0")
     ids, vocabulary = pairs.text_ids, head.parts.vocabulary
     if ids.amax() >= vocabulary or ids.amin() < 0:
         raise ValueError(f"text_ids go from {ids.amin()} to {ids.amax()}, and the vocabulary has {vocabulary} tokens")
@@ -225,10 +225,10 @@ def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tens
 def _fit_kernel(  # noqa: PLR0913, PLR0917
     head: AmbiguityHead, mean: Tensor, ids: Tensor | None, rest: Tensor, often: Tensor, seed: int
 ) -> None:
-    """A Gaussian process on means (M, D) and words for the residual (M,), whose noise falls with the matches (M,).
+    """Fit a Gaussian process on means (M, D) and words to the residual (M,); its noise falls with the matches (M,).
 
-    Above as many texts as there are centres those with the most matches are inducing points (Nystroem),
-    (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
+    With more texts than centres, the texts with most matches are inducing points (Nystroem),
+    (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noise S.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
@@ -255,7 +255,7 @@ def _fit_kernel(  # noqa: PLR0913, PLR0917
 
 
 def nearest_distance(mean: Tensor, most: int = 2048) -> float:
-    """Median over rows (at most `most` of them) of 1 - cosine to the nearest other row that is no copy of it."""
+    """Return the median over rows (at most `most`) of 1 - cosine to the nearest other row that is not a copy."""
     rows = mean[torch.linspace(0, len(mean) - 1, min(len(mean), most)).long().unique()]
     cosines = rows @ rows.T
     cosines.fill_diagonal_(-1.0)
@@ -263,8 +263,8 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
 
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatchScore:
-    """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, weighted up to all. Uninformative cosines give both no weight.
+    """Fit logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all their
+    texts and a weighted sample of other texts. Uninformative cosines give both no weight.
     """
     from scipy.optimize import minimize
 
@@ -302,7 +302,7 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
 
 
 def texts_of(pairs: Pairs, images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """All texts of these images and a sample of the others, and how many texts each represents, float64."""
+    """Return all texts of these images and a sample of the others, and the number of texts each represents, float64."""
     own = pairs.text_of[torch.isin(pairs.image_of, images)].unique()
     rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
     others = sample_rows(rest, MATCH_OTHERS, seed)

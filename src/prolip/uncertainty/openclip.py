@@ -1,4 +1,4 @@
-"""An OpenCLIP model with fitted variances: its own encoders, unchanged, with a Gaussian for every embedding."""
+"""An OpenCLIP model with fitted variances: its unchanged towers, with a Gaussian for every embedding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PointModel(nn.Module):
 
 
 class FittedCLIP(nn.Module):
-    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them."""
+    """An OpenCLIP model whose unit means get variances from two heads, with the score of the same fit."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
         self,
@@ -62,7 +62,7 @@ class FittedCLIP(nn.Module):
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
 
     def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of pixels (B, 3, H, W), (B,)."""
+        """Return nats of ambiguity of pixels (B, 3, H, W), (B,)."""
         return ambiguity_of(self, image)
 
     @staticmethod
@@ -71,7 +71,7 @@ class FittedCLIP(nn.Module):
         return Gaussian(unit if normalize else features.float(), head.log_var(unit, ids).contiguous())
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the heads, the score and novelty into a folder that holds the OpenCLIP model."""
+        """Write the heads, the score and novelty into a folder of the OpenCLIP model."""
         path = Path(folder) / FILE
         parts = {side: asdict(head.ambiguity.parts) for side, head in (("image", self.image), ("text", self.text))}
         written: dict[str, nn.Module] = {"image": self.image, "text": self.text}
@@ -89,12 +89,12 @@ class FittedCLIP(nn.Module):
 
 
 def has_variances(folder: str | os.PathLike) -> bool:
-    """Whether a folder with an OpenCLIP model has fitted variances."""
+    """Return True if a folder with an OpenCLIP model has fitted variances."""
     return (Path(folder) / FILE).is_file()
 
 
 def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
-    """The model of a folder with the folder's fitted variances. ValueError for a file without them."""
+    """Return the model of a folder with its fitted variances. ValueError for a file without them."""
     path = Path(folder) / FILE
     try:
         with safe_open(path, framework="pt") as file:
@@ -112,4 +112,4 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
         return FittedCLIP(model, score=TrueMatchScore(**settings), **made)  # type: ignore[arg-type]
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         again = "fit them again with prolip uncertainty"
-        raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error
+        raise ValueError(f"{path} is not a file of fitted variances ({error}): {again}") from error

@@ -13,20 +13,20 @@ from prolip.uncertainty.doubt import NUMBERS, Doubt, Evidence
 from prolip.uncertainty.heads import AmbiguityHead, in_blocks
 from prolip.uncertainty.novelty import Novelty
 
-#: Stored general texts; the shares of the images that they fit; fewest that ambiguity takes.
+#: Stored general texts; the shares of the images that they match; fewest for ambiguity.
 GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
-#: Inverse temperature of the softmax over texts, as a multiple of a; nearest images, and how sharply they weigh.
+#: Inverse temperature of the softmax over texts, as a multiple of a; nearest images, sharpness of their weights.
 TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
 SAME = 0.01  # a text counts as known within this fraction of its kernel's width
 ERRORS = 1.645  # standard errors to each end of a 90% interval
 
 
 class Readings(nn.Module):
-    """Buffers, which older models have not `fitted`."""
+    """Buffers of training data; older models have not `fitted` ones."""
 
     general: Tensor  # texts (G, D)
-    images: Tensor  # of the training (K, D)
-    true: Tensor  # which texts are true of which images, (K, G) bool
+    images: Tensor  # training images (K, D)
+    true: Tensor  # which texts match which images, (K, G) bool
     bounds: Tensor  # (4,), true nats of a text minus its eta: lower and upper of known texts, then of unknown ones
     doubt_numbers: Tensor  # `Doubt.numbers`
 
@@ -50,8 +50,8 @@ class Readings(nn.Module):
     def forward(self, mean: Tensor, scale: float) -> Tensor:
         """Return nats of ambiguity of images, unit means (B, D) -> (B,); NaN with fewer than FEWEST general texts.
 
-        The mean of two entropies: of softmax(TEMPERATURE a cosine) over the general texts, and of how often these are
-        true of the NEAREST images, weighted by exp(SHARPNESS cosine).
+        The mean of two entropies: of softmax(TEMPERATURE a cosine) over the general texts, and of how often these match
+        the NEAREST images, weighted by exp(SHARPNESS cosine).
         """
         texts, images = self.general[self.general.any(1)], self.images[self.images.any(1)]
         if len(texts) < FEWEST or not len(images):
@@ -61,7 +61,7 @@ class Readings(nn.Module):
         weight = (SHARPNESS * (near.values - near.values[:, :1])).exp()
         share = torch.einsum("bn,bng->bg", weight, self.true[near.indices, : len(texts)].to(weight.dtype))
         total = share.sum(1, keepdim=True)
-        share = torch.where(total > 0, share / total.clamp(min=1e-30), 1 / len(texts))  # nothing known: all alike
+        share = torch.where(total > 0, share / total.clamp(min=1e-30), 1 / len(texts))  # unknown: equal shares
         return -((log_p.exp() * log_p).sum(1) + torch.xlogy(share, share).sum(1)) / 2
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -94,9 +94,9 @@ class FittedReader(NamedTuple):
             return in_blocks(lambda x, _: self.readings(x, 2 / self.unit), self._placed(mean), None).to(mean.device)
 
     def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the 90% interval of the share of images that texts fit: traces (N,), unit means (N, D) -> (N,), (N,).
+        """Return the 90% interval of the share of matched images: texts' traces (N,), unit means (N, D) -> (N,), (N,).
 
-        From the error of the nats (`Readings.bounds`) and, for known texts, that of a count n: 1 / sqrt(n) of log n.
+        Combines the error of the nats (`Readings.bounds`) and, for known texts, the error 1 / sqrt(n) of log n.
         """
         nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
         known = self.text.nearest(self._placed(mean)) > 1 - SAME * self.text.kernel_width
@@ -120,9 +120,9 @@ def reader_of(model: Any) -> FittedReader | None:
 
 
 def ambiguity_of(model: Any, image: Tensor) -> Tensor:
-    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. ValueError without them."""
+    """Return nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. ValueError without them."""
     reader = reader_of(model)
     if reader is None:
-        raise ValueError("this model has no ambiguity of images: prolip uncertainty fits it")
+        raise ValueError("this model has no ambiguity of images: fit it with prolip uncertainty")
     with torch.no_grad():
         return reader.ambiguity(model.encode_image(image).mean)

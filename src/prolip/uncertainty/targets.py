@@ -1,7 +1,7 @@
-"""Nats that texts leave open, from matched pairs of a frozen model: the code lengths that `fit` learns from.
+"""Nats of ambiguity of texts, from matched pairs of a frozen model: the code lengths that `fit` learns from.
 
-r_ij = -log p(i|j), p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k: at the optimum of the contrastive loss its
-mean over the images that the text is true of is log n where it is true of n equally likely ones.
+r_ij = -log p(i|j), p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k: at the optimum of the contrastive loss, its
+mean over the images that match the text is log n if the text matches n equally likely ones.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from prolip.gaussian import without_autocast
 
 MOST, SAMPLE = 8192, 4096  # rows of the other side in a code length: all of them up to MOST, else a sample
 BLOCK = 1 << 22  # numbers in a block of logits
-NEIGHBOURS, ASKED = 3, 4096  # images near a matched one that show whether labels are missing; images that are asked
+NEIGHBOURS, ASKED = 3, 4096  # neighbours of a matched image that reveal missing labels; images to inspect
 
 
 def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
+    """Return the nats of ambiguity of each text, and its number c of distinct matched images, (M,) float64 each.
 
     The nats are log c + R (log n - log c). log n is the minimum of -log p, p the mean probability of its matches, the
-    entropy of p(i|j), and log(c / q), q the share of the NEIGHBOURS nearest images of its matches that also have it.
+    entropy of p(i|j), and log(c / q), q the share of its matches' NEIGHBOURS nearest images that also have it.
     """
     of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
     count = of_text.bincount(minlength=len(pairs.text)).double()
@@ -37,10 +37,10 @@ def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
-    """Return R of `text_target`: 0 where images seem to have all texts that are true of them, 1 where few do.
+    """Return R of `text_target`: 0 if images seem to have all texts that match them, 1 if few do.
 
     If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
-    the ratio of these two shares. again: (P,) bool, whether the text is given to two images or more.
+    the ratio of these two shares. again: (P,) bool, True if two or more images have the text.
     """
     row, hits = image[again].unique(return_inverse=True)[1], hits[again]
     others = row.bincount()[row].unsqueeze(1) - 1
@@ -65,8 +65,8 @@ def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
 
 
 def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Text and image of the P pairs of ASKED images, (P,), and which NEIGHBOURS of the image have the text, too, (P,
-    NEIGHBOURS) float64. of_text, of_image: all distinct pairs.
+    """Return text and image of the P pairs of ASKED images, (P,), and which NEIGHBOURS of the image also have the text,
+    (P, NEIGHBOURS) float64. of_text, of_image: all distinct pairs.
     """
     asked = sample_rows(of_image.unique(), ASKED, seed).sort().values
     near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
@@ -84,7 +84,7 @@ def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int =
 
 
 def match_probabilities(pairs: Pairs, seed: int = 0) -> Tensor:
-    """Mean probability exp(-r_ij) of the matches of every text among all images, (M,) float64, NaN without a pair."""
+    """Return the mean probability exp(-r_ij) of every text's matches among all images, (M,) float64, or NaN."""
     rows, log_weight = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
     of_image = marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
     found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(rows))
@@ -102,7 +102,7 @@ def match_probabilities(pairs: Pairs, seed: int = 0) -> Tensor:
 
 
 def choose_bank(pairs: Pairs, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """At most `most` of the texts that have a pair, a sample of more, (K,), and log weights that sum up to all."""
+    """Return at most `most` texts with a pair, a sample of more, (K,), and log weights that sum up to all."""
     weight = marginal(pairs.text_of, pairs.weights, len(pairs.text))
     rows = weight.nonzero().squeeze(1)
     rows = sample_rows(rows, most, seed).sort().values
@@ -111,12 +111,12 @@ def choose_bank(pairs: Pairs, most: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def sample_rows(rows: Tensor, most: int, seed: int) -> Tensor:
-    """At most `most` of the rows, in random order where there are more."""
+    """Return at most `most` of the rows, in random order if there are more."""
     if len(rows) <= most:
         return rows
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]]
 
 
 def marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Sum of the weights of each row's pairs, (count,)."""
+    """Return the sum of the weights of each row's pairs, (count,)."""
     return torch.zeros(count, dtype=weight.dtype).index_add(0, rows, weight)

@@ -1,4 +1,4 @@
-"""Token statistics before a tower's first block, next to the embedding that the tower gives."""
+"""Token statistics before a tower's first block, next to its embedding."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Encoded(NamedTuple):
 
 
 def encode_with_stats(model: nn.Module, batch: Tensor, side: Side = "image") -> Encoded:
-    """Encode a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", by a model or its wrapper."""
+    """Encode a batch of pixels (B, 3, H, W), or token ids (B, L) for side "text", by a model or its wrapper."""
     tower, taken = tower_of(model, side), list[Tensor]()
     with ExitStack() as held, torch.no_grad():
         if tower is not None:
             taken = held.enter_context(first_tokens(tower))
         z = getattr(model, f"encode_{side}")(batch)
-    check_gaussian(z, f"what the model made of its {side}s")
+    check_gaussian(z, f"the output of encode_{side}")
     x = upcast(taken[0]) if taken else None
     return Encoded(z, None if x is None else torch.cat([x.mean(1), x.std(1, correction=0)], 1))
 
 
 def tower_of(model: nn.Module, side: Side = "image") -> Any:
-    """A model's tower, ours or OpenCLIP's (whose first models are their own text tower); None without known blocks."""
+    """Return a model's tower, ours or OpenCLIP's (early ones are their text tower); None without known blocks."""
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
-    tower = getattr(tower, "tower", tower)  # OpenCLIP's, next to its reader
+    tower = getattr(tower, "tower", tower)  # OpenCLIP's tower, next to its reader
     try:
         return tower if blocks_of(tower) else None
     except (AttributeError, StopIteration):
@@ -46,8 +46,8 @@ def tower_of(model: nn.Module, side: Side = "image") -> Any:
 
 
 def blocks_of(tower: Any) -> Any:
-    """The consecutive parts of OpenCLIP's tower: blocks, or stages of a pyramid."""
-    from open_clip.hf_model import HFTextEncoder  # late: they take seconds
+    """Return the consecutive parts of OpenCLIP's tower: blocks, or stages of a pyramid."""
+    from open_clip.hf_model import HFTextEncoder  # imported late: takes seconds
     from open_clip.modified_resnet import ModifiedResNet
     from open_clip.timm_model import TimmModel
 
@@ -62,7 +62,7 @@ def blocks_of(tower: Any) -> Any:
 
 
 def as_tokens(x: Tensor, tower: Any) -> Tensor:
-    """The values between the blocks of a tower, ours or OpenCLIP's, as tokens (B, L, W)."""
+    """Return the values between the blocks of a tower, ours or OpenCLIP's, as tokens (B, L, W)."""
     trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
     channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
     return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
@@ -70,7 +70,7 @@ def as_tokens(x: Tensor, tower: Any) -> Tensor:
 
 @contextmanager
 def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
-    """The inputs of the first block of a tower in each pass inside: tokens (B, L, W)."""
+    """Collect the inputs of the first block of a tower in each pass inside: tokens (B, L, W)."""
     taken: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:

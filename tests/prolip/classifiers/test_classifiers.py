@@ -223,11 +223,11 @@ def test_bad_input_is_refused_in_words_and_a_diverged_model_gives_no_answer(smal
     for use, words in (
         (lambda: found.predict(rows, risk=0.1), "calibrate_risk"),
         (lambda: found.fit(rows, NAMES), "4 images and 3 labels"),
-        (lambda: found.fit(rows, ["plant flowers"] * 4), "'plant flowers' is no class: did you mean plant flower"),
-        (lambda: found.fit(rows), "belong together"),
+        (lambda: found.fit(rows, ["plant flowers"] * 4), "'plant flowers' is not a class: did you mean plant flower"),
+        (lambda: found.fit(rows), "give both, or neither"),
         (lambda: few(small).fit(rows, ["a"] * 4), "two or more classes"),
         (lambda: few(small, classes=["a", "b", "c"]).fit(rows, ["a", "a", "b", "b"]), "no image of 'c'"),
-        (lambda: few(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"]), "'b' is no class.*text=False"),
+        (lambda: few(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"]), "'b' is not a class.*text=False"),
         (lambda: ZeroShotClassifier(3, NAMES).fit(), "model=3"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -333,4 +333,4 @@ def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, capl
         ZeroShotClassifier(small, NAMES).fit(z, mixed)
     logits, own = class_logits(small.score, z, small.embed_texts(NAMES)), np.searchsorted(NAMES, mixed)
     own = OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(own))
-    assert own.at_chance and caplog.messages == [f"{own}, by the names of its classes"]
+    assert own.at_chance and caplog.messages == [f"{own} (captions: the class names)"]

@@ -2,11 +2,13 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from prolip.data.captions import CaptionSampler, Selector, caption_id, drop_words, stable_hash
 from prolip.data.faults import SampleFault
+from prolip.utils.documents import read_yaml
 
 GRAPES = 2968479360080881982
 RECORD = {"name": "grapes", "keywords": ["fruit", "grape", "dionysus"], "group": "food drink", "empty": [" "]}
@@ -73,6 +75,12 @@ def test_selection_wants_every_condition_and_any_of_its_values():
     assert without({"group": "food drink"}) and without({"group": "food drink", "keywords": ["fruit"]})
     assert not without({"group": "food drink", "keywords": ["fruit", "meat"]})
     assert Selector.parse(None) is None is Selector.parse("")
+
+
+def test_the_demos_selection_has_a_name_that_joins_other_conditions():
+    recipe = read_yaml(Path(__file__).parents[3] / "scripts/recipes/emoji-demo.yaml")
+    assert Selector.parse("demo") == Selector.parse(recipe["data"]["select"])
+    assert Selector.parse("demo; style=noto") == Selector.parse(recipe["data"]["select"] + ";style=noto")
 
 
 def test_words_are_dropped_by_their_share_and_one_stays():

@@ -95,7 +95,7 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
         assert len(found.keys) == 12 and "s0000004" not in found.keys
         assert found.damaged["kinds"] == {"bad image": 1} and "s0000004" in found.damaged["examples"][0]
     assert not list((tmp_path / "store").glob("images/*")) and not list((tmp_path / "store").glob("tasks/*"))
-    assert f"the features of wds are not kept in {tmp_path / 'store'}" in caplog.text
+    assert f"the features of wds are not saved in {tmp_path / 'store'}" in caplog.text
 
 
 def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
@@ -105,7 +105,7 @@ def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
         return (broken(sample, "s0000001") for sample in pairs.samples(share))
 
     labelled = replace(pairs, samples=samples, damage=FaultCounter(), relevance=frozenset([("s0000005", 2)]))
-    with pytest.raises(DamagedData, match="wrong once samples are left out"):
+    with pytest.raises(DamagedData, match="wrong if samples are left out"):
         features.image_features(labelled, ours)
     plain = replace(labelled, relevance=None, info={"caption_ids": [1, 2], "split": "test"})
     assert features.image_features(plain, ours).dataset.info == {"split": "test"}
@@ -119,8 +119,8 @@ def made(samples: list[Sample], kind="classification", **options) -> Dataset:
     "samples, options, message",
     [
         ([Sample("a", mini.picture(0), 1), Sample("b", mini.picture(1))], {}, r"the label of .*: 1 of 2 have none"),
-        ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples of one key"),
-        ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, wanted 2"),
+        ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples with one key"),
+        ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, expected 2"),
         ([Sample("a", mini.picture(0), captions=())], {"kind": "retrieval"}, "has no caption"),
         ([], {}, "no image in memory"),
     ],
@@ -176,7 +176,7 @@ def test_a_label_corrected_in_a_shard_is_seen_though_its_size_is_the_same(tmp_pa
     with caplog.at_level(logging.WARNING):
         after = compute_features(corrected, counted.embedder, store)
     assert (before.labels[10], after.labels[10], counted.images) == (1, 5, 1)
-    assert "was written to since its images were embedded" in caplog.text
+    assert "has changed since its images were embedded" in caplog.text
     shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copy)  # another place, another time
     compute_features(open_wds(tmp_path / "elsewhere"), counted.embedder, FeatureStore(tmp_path / "store"))
     compute_features(open_wds(folder), counted.embedder, FeatureStore(tmp_path / "store"))
@@ -198,7 +198,7 @@ def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, r
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
         one, other = (evaluate_dataset(found.dataset, found) for found in (a, b))
         assert one.metrics == other.metrics and one.info | {"seconds": 0} == other.info | {"seconds": 0}
-        with pytest.raises(FileNotFoundError, match="only the features of"):
+        with pytest.raises(FileNotFoundError, match="the saved features of"):
             next(b.dataset.samples())
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_file_is_said_and_computed_again(tmp_path, ours, kind, spoil, 
     one = compute_features(dataset, ours, store)
     (path,) = (tmp_path / "store" / kind).iterdir()
     spoil(path)
-    with pytest.raises(DamagedData, match=f"the {kind} of wds by local-dir:.* are damaged or gone"):
+    with pytest.raises(DamagedData, match=f"the {kind} of wds by local-dir:.* are damaged or missing"):
         list(features.load_features(store))
     counted = Counted(ours)
     with caplog.at_level(logging.WARNING):

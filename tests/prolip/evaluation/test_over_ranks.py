@@ -148,5 +148,5 @@ def test_without_a_process_group_it_is_the_evaluation_of_one_process(sets, ours)
     dataset = open_dataset(sets[0])
     result = evaluate_over_ranks(dataset, ours)
     assert result.metrics == evaluate_dataset(dataset, ours).metrics
-    with pytest.raises(TaskLost, match="gave 9 images, wanted 10"):
+    with pytest.raises(TaskLost, match="gave 9 images, expected 10"):
         evaluate_over_ranks(replace(open_dataset(sets[3]), size=10), ours)

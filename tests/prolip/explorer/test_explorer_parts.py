@@ -77,7 +77,7 @@ def test_ellipses_are_the_projected_covariances():
         )
         assert longer >= shorter
         torch.testing.assert_close(torch.tensor([x, y]).double(), plane.axes @ (z.mean[row].double() - plane.centre))
-    with pytest.raises(ValueError, match="a map takes two"):
+    with pytest.raises(ValueError, match="a map needs two"):
         fit_plane(z.select(slice(0, 1)))
 
 

@@ -154,5 +154,5 @@ def test_models_are_compared_on_the_same_draws_and_printed():
     assert compare(good, good, "texts", best, 50)[2] == (0.0, 0.0, 0.0)
     text = format_entailment([good, bad], pairs, 50)
     assert "Is text A a kind of text B?" in text and "- knowing trace" not in text.split("\n")[0]
-    assert text.count("seen_trace") >= 4 and "ours: said of A's images, B leaves more open" in text
+    assert text.count("seen_trace") >= 4 and "ours: B matches A's images and is more ambiguous" in text
     assert short("local-dir:runs/demo/model") == "demo" and short("ViT-B-32:openai") == "ViT-B-32:openai"

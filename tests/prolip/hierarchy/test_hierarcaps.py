@@ -39,13 +39,13 @@ def test_damaged_files_are_named_with_their_line(tmp_path):
         read_hierarcaps(path)
     for content, words in (
         ("id,captions\n0,a => b\n", "no column image_url"),
-        ("id,captions,image_url\n", "has no row"),
+        ("id,captions,image_url\n", "has no rows"),
         ("id,captions,image_url\n0,a,x.jpg\n", "line 2.*two levels or more"),
         ("id,captions,image_url\n0,a => ,x.jpg\n", "line 2.*none of them empty"),
         ("id,captions,image_url\n0,a => b,\n", "line 2.*the image's URL"),
-        ("id,captions,image_url\n0,a => b,x.jpg\n1,a => b => c,x.jpg\n", "line 3: 3 levels, and 2"),
-        ('id,captions,image_url\n0,"a => b" c,x.jpg\n', "no CSV"),
-        (b"id,captions,image_url\n0,\xff => b,x.jpg\n", "no CSV in UTF-8"),
+        ("id,captions,image_url\n0,a => b,x.jpg\n1,a => b => c,x.jpg\n", "line 3: 3 levels, expected 2"),
+        ('id,captions,image_url\n0,"a => b" c,x.jpg\n', "not a CSV"),
+        (b"id,captions,image_url\n0,\xff => b,x.jpg\n", "not a CSV in UTF-8"),
         ("", "no column id"),
     ):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())

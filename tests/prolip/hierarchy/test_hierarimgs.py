@@ -63,7 +63,7 @@ def test_masks_are_those_of_pycocotools():
         ("x", "list of polygons"),
         ({"counts": "P"}, "RLE"),
         ({"counts": "\x7f"}, "RLE"),
-        *(([one], "a polygon is a list") for one in (1, "123456", [1, 2, 3, 4], [1, 2, 3, 4, 5, None])),
+        *(([one], "a polygon must be a list") for one in (1, "123456", [1, 2, 3, 4], [1, 2, 3, 4, 5, None])),
         *(([[1, 2, far, 4, 5, 6]], "three points or more near") for far in (float("nan"), 1e9)),
         *(({"counts": runs}, "do not cover an image of") for runs in ([3, 4], [3, 9.5], [3, -1, 10], [])),
         ({"counts": [6, 6], "size": [4, 3]}, r"of size \[4, 3\]"),
@@ -144,14 +144,14 @@ def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
     content = json.loads((coco / "instances.json").read_text())
     for text in ("{", '{"images": []}', '{"images": [], "annotations": [{"image_id": 1}]}'):
         bad.write_text(text)
-        refused(bad, "no file of COCO's instances|no image of")
+        refused(bad, "not a file of COCO's instances|no image of")
     content["images"][1]["file_name"] = "a/000000000001.png"
     bad.write_text(json.dumps(content))
-    refused(bad, "(000000000001.png, a/000000000001.png) have one name")
+    refused(bad, "(000000000001.png, a/000000000001.png) have the same name")
     Image.new("RGB", (5, 5)).save(first)
     refused(coco / "instances.json", "is 5 x 5 and 120 x 100")
     first.unlink()
     refused(coco / "instances.json", "1 of 2 images are not in .* such as 000000000001.png", FileNotFoundError)
     assert not out.exists()
-    with pytest.raises(ValueError, match="holds no images at levels"):
+    with pytest.raises(ValueError, match="has no images at levels"):
         read_levels(out)

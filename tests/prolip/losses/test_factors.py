@@ -73,5 +73,5 @@ def test_the_loss_of_factors_equals_the_direct_one_in_value_and_every_gradient(n
     "image,text", [(((3, 4), 3), ((3, 5), 3)), (((3, 4), 4), ((3, 4), 4)), (((0, 4), 0), ((0, 4), 0))]
 )
 def test_factors_that_are_no_batch_are_refused(image, text):
-    with pytest.raises(ValueError, match=r"no batch: give vectors \(B, P\)"):
+    with pytest.raises(ValueError, match=r"not form a batch: give vectors \(B, P\)"):
         sigmoid_loss(*(Factors(*map(torch.zeros, side)) for side in (image, text)), 1.0, 0.0)

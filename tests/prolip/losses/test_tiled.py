@@ -245,7 +245,7 @@ def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
     )
     want = loss(numbers_of(direct_similarity(name, case)), brute_mask(case.labels, len(case.image.mean)))
     compare([with_gradients(got, case)], with_gradients(want, case))
-    with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), want \(2, 2\): one number for each pair, or C"):
+    with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), expected \(2, 2\): one number for each pair, or C"):
         tiled_loss_over_ranks(lambda x, y: score(x, y)[None, None], images, texts, loss, (case.scale, *learned), tile=2)
 
 
@@ -288,7 +288,7 @@ def test_a_tensor_that_would_be_left_without_its_gradient_is_refused(forgotten, 
     def loss(similarity: Tensor, positive: Tensor) -> Tensor:
         return (case.scale * similarity).mean()
 
-    with pytest.raises(ValueError, match="wants a gradient and is not in parameters"):
+    with pytest.raises(ValueError, match="requires a gradient and is not in parameters"):
         tiled_loss_over_ranks(score, images, texts, loss, listed)
 
 
@@ -296,12 +296,12 @@ def test_what_does_not_fit_is_refused():
     z, longer = gaussian(3, 4, 0), gaussian(4, 4, 1)
     score, mean = measures.pairwise_csd_similarity, lambda similarity, positive: similarity.mean()
     for words, given, more in (
-        ("images are a Tensor.*want a Gaussian or a tuple", (score, z.mean, z, mean), {}),
+        ("images are a Tensor.*expected a Gaussian or a tuple", (score, z.mean, z, mean), {}),
         ("give a text for each image", (score, z, longer, mean), {}),
         ("tile=0", (score, z, z, mean), {"tile": 0}),
         (r"texts have shapes \(3, 4\), \(4, 4\)", (score, z, (z.mean, longer.mean), mean), {}),
-        (r"a tile is \(3, 1\), want \(3, 3\)", (lambda p, q: p.trace[:, None], z, z, mean), {}),
-        (r"the loss is \(3,\), want one number", (score, z, z, lambda similarity, positive: similarity.mean(1)), {}),
+        (r"a tile is \(3, 1\), expected \(3, 3\)", (lambda p, q: p.trace[:, None], z, z, mean), {}),
+        (r"loss is \(3,\), expected one number", (score, z, z, lambda similarity, positive: similarity.mean(1)), {}),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             tiled_loss_over_ranks(*given, **more)

@@ -14,14 +14,14 @@ def test_at_chance_is_where_the_clopper_pearson_interval_reaches_down_to_chance(
 
 @pytest.mark.parametrize("counts", [(-1, 8, 8), (9, 8, 8), (0, 0, 8), (1, 8, 0)])
 def test_counts_that_do_not_fit_are_refused(counts):
-    with pytest.raises(ValueError, match="give 0 <= hits <= pairs"):
+    with pytest.raises(ValueError, match="use 0 <= hits <= pairs"):
         is_at_chance(*counts)
 
 
 def test_own_first_counts_the_rows_whose_own_candidate_scores_highest():
     scores = torch.tensor([[3.0, 1, 1], [0, 2, 0], [5, 0, 1], [0, 0, 1]])
     found = OwnFirst.of(scores, torch.tensor([0, 1, 2, 2]))
-    assert found == (3, 4, 3) and str(found).startswith("the model finds its own caption first in 75.0% (chance 33.3%)")
+    assert found == (3, 4, 3) and str(found).startswith("the model finds an image's own caption first in 75.0%")
 
 
 def test_equal_scores_are_no_knowledge_and_one_candidate_is_no_test():

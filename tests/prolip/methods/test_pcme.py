@@ -120,7 +120,7 @@ def test_samples_change_with_step_seed_and_rank_alone():
     assert not torch.equal(one["noise_image"], one["noise_text"])
     half = {name: x[1::2] for name, x in batch.items()}
     assert torch.equal(make_objective(rank=1, world_size=2).prepare(half, 0)["noise_text"], one["noise_text"][1::2])
-    with pytest.raises(ValueError, match="known_matches wants caption_id and"):
+    with pytest.raises(ValueError, match="known_matches needs caption_id and"):
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 
 

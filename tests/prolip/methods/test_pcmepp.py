@@ -98,7 +98,7 @@ def test_prepare_mixes_as_the_step_says_and_both_kinds_come():
         kinds.add(bool(((one["image"][i] == sources[0]) | (one["image"][i] == sources[1])).all()))  # pasted or blended
         assert torch.equal(one["image"][one["share"] == 1], batch["image"][one["share"] == 1])
     assert kinds == {True, False} and make_objective({"mix_fraction": 0.0}).prepare(batch, 0) is batch
-    with pytest.raises(ValueError, match="known_matches wants caption_id and.*--no-known-matches"):
+    with pytest.raises(ValueError, match="known_matches needs caption_id and.*--no-known-matches"):
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 
 

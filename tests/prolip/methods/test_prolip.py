@@ -221,7 +221,7 @@ def test_every_method_has_documented_keyword_settings_with_defaults(name):
 
 def test_missing_caption_ids_are_named():
     batch = {name: value for name, value in make_batch(4).items() if name != "caption_ids"}
-    with pytest.raises(ValueError, match="known_matches wants caption_id and caption_ids.*--no-known-matches"):
+    with pytest.raises(ValueError, match="known_matches needs caption_id and caption_ids.*--no-known-matches"):
         make_objective(known_matches=True).prepare(batch, 0)
 
 

@@ -188,8 +188,8 @@ def test_weights_fall_with_what_the_model_says_of_its_answers():
 @pytest.mark.parametrize(
     ("weight", "score", "message"),
     [
-        ("novelty", SCORES["csd"], "has no novelty of images"),
-        ("trace", SCORES["csd"], "all have one trace"),
+        ("novelty", SCORES["csd"], "needs a novelty of images"),
+        ("trace", SCORES["csd"], "all have the same trace"),
         ("probability", MeanScore(), "requires a trained scale"),
     ],
 )

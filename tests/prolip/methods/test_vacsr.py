@@ -136,7 +136,7 @@ def test_the_noise_is_a_function_of_seed_and_step_whatever_came_before_and_the_s
     torch.randn(3)
     seeds = [objective.prepare(batch, step)["pair_seed"] for step in (0, 1, 0)]
     assert seeds[0] == seeds[2] != seeds[1] and seeds[1] == other.prepare(batch, 1)["pair_seed"]
-    with pytest.raises(ValueError, match="known_matches wants caption_id and"):
+    with pytest.raises(ValueError, match="known_matches needs caption_id and"):
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 
 

@@ -85,7 +85,7 @@ def test_shots_weigh_the_prompts_that_lie_where_the_images_of_the_class_do():
     chosen = drawn_images(keys, labels, 3, 5, 0)
     again = bprw.fit_weights(prompts, points_of(image, chosen, 20, 0), 2.0, 0.02)
     assert torch.equal(fit.weights, again.weights)
-    with pytest.raises(ValueError, match="bprw:5 wants labelled images"):
+    with pytest.raises(ValueError, match="bprw:5 needs labelled images"):
         reweigh(Reweighing(5), image, keys, prompts, CSD)
 
 

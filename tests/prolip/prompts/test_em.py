@@ -120,7 +120,7 @@ def test_an_alpha_below_one_leaves_prompts_out_and_the_rest_sums_to_one():
         fit, want = fit_weights(z, [points], alpha), torch.tensor(mass, dtype=torch.float64)
         torch.testing.assert_close(fit.weights[0], want / want.sum(), atol=1e-9, rtol=0)
         assert fit.objective.isfinite().all()
-    with pytest.raises(ValueError, match="may leave none"):
+    with pytest.raises(ValueError, match="could remove every prompt"):
         fit_weights(z, [points[:2]], 0.5)
 
 
@@ -129,7 +129,7 @@ def test_what_has_no_weights_is_refused():
     for given, words in (
         ((z, points[:3], 2.0), "points of 3 classes for prompts of 5"),
         ((z, [*points, points[0]], 2.0), "more than classes"),
-        ((z.select(0), points, 2.0), "want \\(classes, prompts, D\\)"),
+        ((z.select(0), points, 2.0), "give \\(classes, prompts, D\\)"),
         ((Gaussian(z.mean, torch.full_like(z.mean, -torch.inf)), points, 2.0), "trace of 0"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -54,15 +54,15 @@ def damaged(**change):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (damaged(format="other"), "no prolip-prompts-1"),
-        (lambda values: [], "no prolip-prompts-1"),
+        (damaged(format="other"), "not prolip-prompts-1"),
+        (lambda values: [], "not prolip-prompts-1"),
         (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
         (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "that sum to one"),
         (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "numbers of 0 or more"),
         (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "are not 2 numbers"),
-        (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
+        (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "is not a file of prompt weights"),
         (damaged(classes=[]), "are not 2 numbers"),
-        (damaged(contents=[3]), "is no text"),
+        (damaged(contents=[3]), "is not a text"),
         (damaged(templates=["a {c}.", "a"]), "its prompt 'a' has no {c}"),
         (damaged(settings="5,alpha=x"), "bprw"),
     ],
@@ -74,7 +74,7 @@ def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
     path.write_text(json.dumps(damage(kept.to_dict())))
     with pytest.raises(ValueError, match=words) as raised:
         PromptWeights.load(path)
-    assert "w.json holds no weights of prompts" in str(raised.value)
+    assert "w.json is not a file of prompt weights" in str(raised.value)
 
 
 def test_a_file_from_before_contents_were_kept_is_read(kept, tmp_path):

@@ -53,7 +53,7 @@ def test_it_says_where_it_is_further_out_than_what_it_was_fitted_to():
 def test_its_numbers_make_it_again_and_those_of_a_later_version_are_refused():
     assert len(DOUBT.numbers) == NUMBERS and Doubt.from_numbers(DOUBT.numbers) == DOUBT
     assert Doubt.from_numbers([0.0] * NUMBERS) is None
-    with pytest.raises(ValueError, match="version 2, this code reads 1: fit it again"):
+    with pytest.raises(ValueError, match="version 2, expected 1: fit it again"):
         Doubt.from_numbers([2.0, *DOUBT.numbers[1:]])
 
 
@@ -117,6 +117,12 @@ def test_the_probability_of_a_match_is_the_models_and_that_of_a_stranger(model):
     wanted = (1 - doubts.unsqueeze(1)) * torch.sigmoid(score.scale * scores + score.bias) + doubts.unsqueeze(1) * share
     torch.testing.assert_close(found, wanted)
     assert torch.equal(score.match_probability(scores), torch.sigmoid(score.scale * scores + score.bias))
+
+
+def test_rounding_makes_no_probability_of_a_match_larger_than_one(model):
+    doubts, scores = torch.linspace(0, 1, 1001), torch.full((1001,), 1e6, dtype=torch.float64)
+    assert with_doubt(torch.ones_like(scores), doubts, torch.ones(1001)).max() > 1  # 1 - d is rounded to float32
+    assert model[1].score.match_probability(scores, doubts, torch.ones(1001)).max() == 1
 
 
 def gaussians(pairs, fitted, image):

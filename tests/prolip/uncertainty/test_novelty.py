@@ -186,27 +186,27 @@ def test_state_travels_into_a_new_module(fitted):
 
 def test_a_model_that_was_not_fitted_has_no_novelty():
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
-    with pytest.raises(ValueError, match="this model has no novelty of images: prolip uncertainty fits it"):
+    with pytest.raises(ValueError, match="this model has no novelty of images: fit it with prolip uncertainty"):
         novelty_of(model, draw(2, 3, 32, 32))
-    with pytest.raises(ValueError, match="no novelty of texts.*whose text tower is one of OpenCLIP's or ours"):
+    with pytest.raises(ValueError, match="no novelty of texts.*with a text tower of OpenCLIP's or ours"):
         novelty_of(model, torch.zeros(2, 16, dtype=torch.int64), "text")
 
 
 def test_errors_say_what_to_do(fitted):
     hidden, label = inputs(100)
-    with pytest.raises(ValueError, match=r"first is \(100, 12\), the widths say \(B, 13\)"):
+    with pytest.raises(ValueError, match=r"first is \(100, 12\), but the widths need \(B, 13\)"):
         fit(hidden, widths=Widths(mean=6, first=13))
     with pytest.raises(ValueError, match=r"\[100, 99\] means, rows of first tokens"):
         fit_novelty(hidden.z.mean, hidden.token_stats[1:], WIDTHS)
-    with pytest.raises(ValueError, match=r"\[100, 100, 99\] means, rows of first tokens, classes"):
+    with pytest.raises(ValueError, match=r"\[100, 100, 99\] means, rows of first tokens and classes differ"):
         fit(hidden, label[1:])
     with pytest.raises(ValueError, match="1 rows of first are not finite"):
         fit(hidden._replace(token_stats=hidden.token_stats.index_fill(0, torch.tensor([3]), torch.nan)))
-    with pytest.raises(ValueError, match=r"mean is \(100, 5\), this novelty was made for \(B, 6\)"):
+    with pytest.raises(ValueError, match=r"mean is \(100, 5\), but this novelty needs \(B, 6\)"):
         fitted(as_hidden(hidden.z.mean[:, :5], hidden.token_stats))
-    with pytest.raises(ValueError, match=r"first is None, this novelty was made for \(B, 12\)"):
+    with pytest.raises(ValueError, match=r"first is None, but this novelty needs \(B, 12\)"):
         fitted(hidden._replace(token_stats=None))
-    with pytest.raises(ValueError, match=r"20 finite numbers or more, \(N,\), got \(19,\)"):
+    with pytest.raises(ValueError, match=r"20 or more finite numbers \(N,\), got \(19,\)"):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):
         Reference().fit(torch.ones(30))
@@ -218,6 +218,6 @@ def test_features_that_differ_by_rounding_alone_are_alike(kind):
     x = torch.nn.functional.normalize(draw(1, 192), dim=1).expand(60, 192).clone()
     if kind == "rounding":
         x *= 1 + 2e-7 * torch.rand(60, 1)
-    with pytest.raises(parts.DegenerateFeatures, match="all inputs are the same"):
+    with pytest.raises(parts.DegenerateFeatures, match="all inputs are equal"):
         principal(x, 16)
     assert principal(x + 1e-4 * draw(60, 192), 16).variance[0] > 0

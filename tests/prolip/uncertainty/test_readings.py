@@ -112,7 +112,7 @@ def test_readings_of_a_model_of_ours_are_kept_and_an_old_state_has_none(tmp_path
     dim = model.embed_dim
     pairs = likely_pairs(dim=dim, ids=True)
     images = torch.randn(2, 3, *model.image_size)
-    with pytest.raises(ValueError, match="has no ambiguity of images: prolip uncertainty"):
+    with pytest.raises(ValueError, match="has no ambiguity of images: fit it with prolip uncertainty"):
         model.ambiguity(images)
     old = model.state_dict()
     fitted = fit_variances(pairs, 2048, 2048, model.vocab_size, 0, 0, 2048)

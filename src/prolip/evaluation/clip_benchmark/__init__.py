@@ -1,1 +1,1 @@
-"""`prolip eval clip-benchmark`: clip_benchmark with our models in it, and patches of what breaks in its 1.6.2."""
+"""`prolip eval clip-benchmark`: clip_benchmark with our models, and patches for errors in its version 1.6.2."""

@@ -1,4 +1,4 @@
-"""clip_benchmark with ProLIP models, compared by csd: `prolip eval clip-benchmark`."""
+"""clip_benchmark with ProLIP models, compared by CSD: `prolip eval clip-benchmark`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from prolip.utils.outputs import check_output, replacing
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
 UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
-#: What a shell would act on: clip_benchmark fetches by wget, with addresses in the command.
+#: Characters with a meaning in a shell: clip_benchmark downloads by wget, with addresses in the command.
 UNSAFE = re.compile(r"::|[;&|$`<>\"'\\\n]")
 #: Kind of a wds data set -> the tasks of clip_benchmark that can read it.
 TASKS = {
@@ -49,31 +49,31 @@ TASKS = {
     "multilabel": ("zeroshot_classification",),
     "retrieval": ("zeroshot_retrieval", "image_caption_selection", "captioning"),
 }
-#: How errors of OpenCLIP begin that a user can mend.
+#: Beginnings of OpenCLIP errors that a user can fix.
 OF_WEIGHTS = ("Pretrained ", "Failed to download weights")
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 def is_fitted(model: str) -> bool:
-    """Whether a name means one of OpenCLIP's models with variances that were fitted to it."""
+    """Return True for an OpenCLIP model with fitted variances."""
     schema, place = parse_model_name(model)
     return schema == "local-dir" and has_variances(place)
 
 
 def is_ours(run: Namespace) -> bool:
-    """Whether the run's model gives Gaussians. Raises ValueError for an unknown name."""
+    """Return True if the run's model gives Gaussians. Raises ValueError for an unknown name."""
     schema, place = parse_model_name(run.model)
     if is_fitted(run.model):
         return True
     if schema != "hf-hub" or not run.model_cache_dir:
         return is_prolip(run.model)
-    # OpenCLIP's own name first: config.json may be another library's
+    # OpenCLIP's own name first, as config.json may belong to another library
     config, _ = read_config(hub_file(place, tuple(reversed(CONFIG_NAMES)), run.model_cache_dir))
     return "prolip_cfg" in config or is_released(config)
 
 
 def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
-    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
+    """Load a model of the type `prolip` for clip_benchmark: (model, transform, tokenizer)."""
     if is_fitted(model_name):
         model, transform, tokenize = load_openclip(model_name, None, own.tokenizer)
         model = model.to(device)
@@ -89,9 +89,9 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
     return encoder, transform, tokenize
 
 
-# --- what is to be done -----------------------------------------------------------------------------------------------
+# --- planning ---------------------------------------------------------------------------------------------------------
 def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
-    """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
+    """Parse clip_benchmark's flags by its own parser; own: our flags, which `rest` does not have."""
     given = [] if own.pretrained is None else ["--pretrained", *own.pretrained]
     given += [] if own.output is None else ["--output", own.output]
     with patch.object(sys, "argv", ["prolip eval clip-benchmark", *rest, *given]):
@@ -101,20 +101,20 @@ def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
         raise SystemExit(2)
     if base.which == "eval":
         if own.amp and not base.amp:
-            raise ValueError("--amp and --no_amp contradict each other: drop one")
+            raise ValueError("--amp and --no_amp contradict each other: remove one")
         if base.wds_cache_dir:
-            raise ValueError("--wds_cache_dir is not supported: fetch the data set by hf download, and give its folder")
+            raise ValueError("--wds_cache_dir is not supported: use hf download, and give the data set's folder")
     return base
 
 
 def planned(own: Namespace, base: Namespace) -> list[Namespace]:
-    """Every evaluation that clip_benchmark would make of these arguments, completed; ValueError, FileNotFoundError."""
+    """Return every evaluation of clip_benchmark for these arguments, completed; ValueError, FileNotFoundError."""
     for name in cli._as_list(base.pretrained_model):
         if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
             forms = "'model,pretrained', a file of such lines or a collection"
-            raise ValueError(f"--pretrained_model {name!r}: want {forms}")
-    base.amp = own.amp  # the original's default is autocast, which is bfloat16 on CPU and changes rankings
-    # With --skip_load the original ends in UnboundLocalError after its work. Features are still taken from their files.
+            raise ValueError(f"--pretrained_model {name!r}: use {forms}")
+    base.amp = own.amp  # the original's default is autocast, bfloat16 on CPU, which changes rankings
+    # With --skip_load the original ends in UnboundLocalError after its work. Features still come from their files.
     base.skip_load = False
     if own.pretrained is None and all(parse_model_name(model)[0] for model in base.model):
         base.pretrained = [""]
@@ -133,7 +133,7 @@ def planned(own: Namespace, base: Namespace) -> list[Namespace]:
         check_run(run, own, sets)
         what = (run.model, run.pretrained, run.dataset, run.language)
         if outputs.setdefault(run.output, what) != what:
-            both = f"{' '.join(outputs[run.output])} and {' '.join(what)} would both be written to {run.output}"
+            both = f"{' '.join(outputs[run.output])} and {' '.join(what)} would both write {run.output}"
             raise ValueError(
                 f"{both}: name the file by {{dataset}}, {{model}}, {{pretrained}}, {{language}} in --output"
             )
@@ -143,26 +143,26 @@ def planned(own: Namespace, base: Namespace) -> list[Namespace]:
 
 
 def filled(flag: str, template: str, values: Mapping[str, str]) -> str:
-    """The value of a flag with its {fields} filled in. ValueError for another field."""
+    """Fill the {fields} of a flag's value. ValueError for another field."""
     try:
         return template.format(**values)
     except (KeyError, IndexError, ValueError) as error:
         fields = ", ".join(f"{{{field}}}" for field in values)
-        raise ValueError(f"{flag} {template!r} has a field that is not known ({error}): use {fields}") from error
+        raise ValueError(f"{flag} {template!r} has an unknown field ({error}): use {fields}") from error
 
 
 def root_of(run: Namespace) -> str:
-    """The folder or URL of the run's data set; ValueError for one that a shell would act on."""
+    """Return the folder or URL of the run's data set; ValueError for one with a meaning in a shell."""
     name = run.dataset.removeprefix("wds/")
     fields = {"dataset": name, "dataset_cleaned": name.replace("/", "-")}
     root = filled("--dataset_root", run.dataset_root, fields)
     if unsafe := UNSAFE.search(root):
-        raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell")
+        raise ValueError(f"--dataset_root {root!r} has {unsafe[0]!r}; clip_benchmark passes it to a shell: rename it")
     return root
 
 
 def complete(run: Namespace, own: Namespace, kind: str | None) -> None:
-    """Fill in what depends on the model and the data set, a wds one of a `kind`: model type, weights, task, output."""
+    """Set what depends on the model and the data set (of a `kind`, for wds): model type, weights, task, output."""
     if run.model_type == "open_clip" and is_ours(run):
         run.model_type = "prolip"
     with_weights = run.model_type == "prolip" or parse_model_name(run.model)[0]
@@ -172,7 +172,7 @@ def complete(run: Namespace, own: Namespace, kind: str | None) -> None:
         run.task = get_dataset_default_task(run.dataset.removeprefix("wds/"))
         if run.task == "zeroshot_classification" and kind == "retrieval":
             run.task = "zeroshot_retrieval"
-    # The original puts the slashes of a model's name into the file's, and at the end finds no folder.
+    # The original puts slashes of a model's name into the file name, and then finds no folder.
     template = run.output
     if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
         template = OUR_OUTPUT
@@ -192,9 +192,9 @@ def complete(run: Namespace, own: Namespace, kind: str | None) -> None:
 
 
 def check_run(run: Namespace, own: Namespace, sets: Sequence[Dataset]) -> None:
-    """The task can be run with this model on these data. Raises ValueError or FileNotFoundError."""
+    """Raise ValueError or FileNotFoundError if the task cannot run with this model on these data."""
     if run.task == "captioning" and run.model_type == "prolip":
-        raise ValueError(f"{run.model} writes no captions: --task captioning wants a model such as coca_ViT-B-32")
+        raise ValueError(f"{run.model} cannot write captions: use a model such as coca_ViT-B-32 for --task captioning")
     if run.task == "linear_probe":
         check_device(run)
     for dataset in sets:
@@ -205,7 +205,7 @@ def check_run(run: Namespace, own: Namespace, sets: Sequence[Dataset]) -> None:
         prompts = PromptWeights.load(own.prompts)
         if run.task != "zeroshot_classification" or run.model_type != "prolip":
             this = f"this is --task {run.task} of a model of the type {run.model_type}"
-            raise ValueError(f"--prompts weighs the prompts of a probabilistic model's classes, and {this}: drop it")
+            raise ValueError(f"--prompts weighs the class prompts of a probabilistic model, and {this}: remove it")
         for dataset in sets:
             templates = dataset.templates if not run.custom_template_file else prompts.templates
             classnames = dataset.classnames if not run.custom_classname_file else prompts.classnames
@@ -220,18 +220,18 @@ def check_run(run: Namespace, own: Namespace, sets: Sequence[Dataset]) -> None:
         get_model_config(run.model, run.model_cache_dir)
         if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
             what = "give --pretrained FILE, or a folder with weights as the model, --model local-dir:FOLDER"
-            raise ValueError(f"{run.model} has no weights of its own: {what}")
+            raise ValueError(f"{run.model} has no weights: {what}")
         get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=own.tokenizer)
 
 
 def check_device(run: Namespace) -> None:
-    """ValueError without CUDA, where the original stops at an assertion."""
+    """Raise ValueError without CUDA, for which the original fails at an assertion."""
     if not torch.cuda.is_available():
-        raise ValueError(f"--task {run.task} needs CUDA, and there is none here")
+        raise ValueError(f"--task {run.task} needs CUDA: run it on a machine with a GPU")
 
 
 def similarity_of(run: Namespace, own: Namespace) -> str:
-    """What the run compares by; a linear probe reads the means."""
+    """Return the similarity of the run; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
     if run.task == "linear_probe":
@@ -245,7 +245,7 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
 
 
 def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
-    """The folder of a linear probe's features, also by weights, data, splits and precision, unlike the original's."""
+    """Return the folder of a linear probe's features, which also depends on weights, data, splits and precision."""
     what = [root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, decoding.VERSION]
     what += [(dataset.fingerprint, dataset.state) for dataset in sets]
     if run.val_proportion is not None:
@@ -262,16 +262,16 @@ def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
-# --- doing it ---------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 def evaluate_and_write(run: Namespace, own: Namespace) -> None:
-    """One evaluation by clip_benchmark, its file completed with what was compared and how."""
+    """Run one evaluation by clip_benchmark, and add similarity and precision to its file."""
     path = Path(run.output)
     if run.skip_existing and path.exists():
         if run.verbose:
             print(f"Skip {path}, exists already.")
         return
     if run.task == "linear_probe":
-        os.makedirs(run.feature_root, exist_ok=True)  # the original makes its last folder only
+        os.makedirs(run.feature_root, exist_ok=True)  # the original makes only the last folder
     with replacing(path) as temporary:
         output = str(temporary).replace("{", "{{").replace("}", "}}")  # the original formats it
         cli.run(Namespace(**vars(run) | {"output": output}))
@@ -283,7 +283,7 @@ def evaluate_and_write(run: Namespace, own: Namespace) -> None:
 
 
 def run(words: Sequence[str], own: Namespace) -> None:
-    """What clip_benchmark does with these words, with our models in it; own: our flags. Mistakes show first."""
+    """Run clip_benchmark with these arguments and our models; own: our flags. Checks all arguments first."""
     if own.similarity is not None:
         own.similarity = find_score(own.similarity).name
     types = [*registry.MODEL_TYPES, "prolip"]
@@ -302,7 +302,7 @@ def run(words: Sequence[str], own: Namespace) -> None:
         for one in planned(own, base):
             try:
                 evaluate_and_write(one, own)
-            except DamagedData as error:  # from a loader's worker with the worker's traceback before it
+            except DamagedData as error:  # a loader's worker puts its traceback before it
                 raise DamagedData(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
             except RuntimeError as error:
                 if not str(error).startswith(OF_WEIGHTS):

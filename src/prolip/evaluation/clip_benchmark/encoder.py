@@ -1,4 +1,4 @@
-"""Our models as clip_benchmark wants them: every input one row, and a product of two sides' rows their scores."""
+"""Our models for clip_benchmark: every input is one row, and the product of two sides' rows is their scores."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from prolip.scores import MeanScore, Score
 
 
 class Packed(Tensor):
-    """Gaussians as float64 rows [mean, log_var, side], side 1 of images, -1 of texts: a product is their score.
+    """Gaussians as float64 rows [mean, log_var, side], side 1 of images, -1 of texts: products are scores.
 
-    A factor (clip_benchmark's 100) scales whole rows: it is read off `side`.
+    A factor (clip_benchmark's 100) scales whole rows: it is read from `side`.
     """
 
     score: ClassVar[Score]
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """PyTorch's hook for functions of tensors: products are scores, `F.normalize` leaves rows as they are."""
+        """Override functions of tensors: products are scores, `F.normalize` does not change rows."""
         if func is F.normalize:
             return args[0] if args else kwargs["input"]
         if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
@@ -37,16 +37,16 @@ class Packed(Tensor):
 
     @classmethod
     def products(cls, left: Tensor, right: Tensor) -> Tensor:
-        """The scores of two sides, images first in the score whichever comes first here: (N, P), (M, P) -> (N, M)."""
+        """Return the scores of two sides in either order, images first in the score: (N, P), (M, P) -> (N, M)."""
         if left[0, -1] < 0:
             return cls.products(right, left).mT
-        dtype = next((x.dtype for x in cls.score.parameters()), left.dtype)  # of a learned score
+        dtype = next((x.dtype for x in cls.score.parameters()), left.dtype)  # a learned score has its own
         images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).to(dtype).chunk(2, dim=1)) for x in (left, right))
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
 class GaussianEncoder(nn.Module):
-    """A probabilistic model with OpenCLIP's two methods, which give unit means for `MeanScore`; prompts: weights."""
+    """A probabilistic model with OpenCLIP's two methods, which return unit means for `MeanScore`; prompts: weights."""
 
     def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
@@ -55,17 +55,17 @@ class GaussianEncoder(nn.Module):
         self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> (B, P)."""
+        """Encode images (B, 3, H, W) -> (B, P)."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
         return self.rows(z, 1.0)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> (B, P)."""
+        """Encode token ids (B, L) -> (B, P)."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
         return self.rows(z, -1.0)
 
     def rows(self, z: Gaussian, side: float) -> Tensor:
-        """What clip_benchmark multiplies, (N, D) -> (N, P): the means, or rows of `Packed`."""
+        """Return the rows that clip_benchmark multiplies, (N, D) -> (N, P): the means, or rows of `Packed`."""
         if self.of_means:
             return z.mean
         ends = torch.full_like(z.mean[:, :1], side)
@@ -80,14 +80,14 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, (P, C); templates: {c} where the class goes, or prompts by class."""
+    """Embed every class as the mixture of its prompts, (P, C); templates: with {c} for the class, or by class."""
     weights = model.prompts
     if weights is not None:
         if isinstance(templates, Mapping):
-            raise UnfitPrompts(f"{weights} are of templates, and here each class has prompts of its own: drop them")
+            raise UnfitPrompts(f"{weights} are of templates, but here each class has its own prompts: remove them")
         weights.check(classnames, templates, weights.fingerprint)
     precision = "fp32"
-    if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
+    if amp:  # the precision of torch.autocast(device): bf16 on CPU, fp16 on CUDA
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
         precision = "amp_fp16" if half else "amp_bf16"
     groups = [
@@ -100,5 +100,5 @@ def class_vectors(
         partial(embed_texts, partial(encode, model.model, "text", device, precision), tokenizer),
         None if weights is None else lambda z, first: weights.weights(z.trace, first),
     )
-    # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
+    # A plain tensor, which --save_clf can store; the rows of images implement its product.
     return model.rows(mixed, -1.0).as_subclass(Tensor).to(device).mT.contiguous()

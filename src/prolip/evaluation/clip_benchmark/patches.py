@@ -1,4 +1,4 @@
-"""What is replaced in clip_benchmark 1.6.2 while a command runs; its own code does the rest."""
+"""Replacements in clip_benchmark 1.6.2 while a command runs; all other code is its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ORIGINAL = {
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """clip_benchmark with all replacements, and with class mixtures for our models."""
+    """Patch clip_benchmark with all replacements, and with class mixtures for our models."""
     with (
         patch.multiple(zeroshot_classification, evaluate=evaluate_classification, accuracy=accuracy),
         patch.multiple(zeroshot_classification, zero_shot_classifier=zero_shot_classifier),
@@ -49,23 +49,23 @@ def patched() -> Iterator[None]:
 
 
 def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=True) -> Tensor:
-    """The original averages the prompts' vectors; for csd a class is the mixture of their Gaussians."""
+    """Build a class as the mixture of its prompts' Gaussians; the original averages vectors."""
     if isinstance(model, GaussianEncoder) and (model.prompts is not None or not model.of_means):
         return class_vectors(model, tokenizer, classnames, templates, device, amp)
     return ORIGINAL["classifier"](model, tokenizer, classnames, templates, device, amp=amp)
 
 
 def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> list[float]:
-    """Top-k accuracies; output (N, C), target (N,). Equal scores go to the lower class, as in `label_ranks`.
+    """Return top-k accuracies; output (N, C), target (N,). The lower class wins ties, as in `label_ranks`.
 
-    The original takes float() of an array of shape (1,), which NumPy refuses from 2.4 on.
+    The original applies float() of an array of shape (1,), which NumPy refuses from 2.4 on.
     """
     ranks = label_ranks(output, target)
     return [(ranks <= k).sum().item() / len(target) for k in topk]
 
 
 def evaluate_classification(*args, **kwargs) -> dict[str, float]:
-    """The original leaves acc5 NaN, which is no JSON, below five classes."""
+    """Evaluate without the NaN acc5 of the original below five classes, which is not valid JSON."""
     return leave_out(ORIGINAL["classification"](*args, **kwargs), "acc5", "fewer than five classes")
 
 
@@ -77,8 +77,8 @@ def evaluate_linear_probe(model, *args, **kwargs) -> dict[str, float] | None:
 
 
 def evaluate_retrieval(*args, **kwargs) -> dict[str, float]:
-    """The original hands k to topk, which raises above the gallery's size."""
-    galleries: dict[int, list[int]] = {}  # k -> sizes, block by block: first of images, then of texts
+    """Evaluate retrieval with k up to the gallery's size, above which the original's topk raises."""
+    galleries: dict[int, list[int]] = {}  # k -> sizes by block: first of images, then of texts
 
     def recall_at_k(scores: Tensor, positive_pairs: Tensor, k: int) -> Tensor:
         galleries.setdefault(k, []).append(scores.shape[1])
@@ -95,7 +95,7 @@ def evaluate_retrieval(*args, **kwargs) -> dict[str, float]:
 
 
 def leave_out(metrics: Any, name: str, reason: str) -> Any:
-    """The metrics without one that is NaN, as it would be 1 for any model; say so."""
+    """Remove a metric that is NaN, as it would be 1 for any model, and print this."""
     if metrics and math.isnan(metrics.get(name, 0.0)):
         del metrics[name]
         print(f"note: {name} is left out: {reason}", file=sys.stderr)
@@ -103,12 +103,12 @@ def leave_out(metrics: Any, name: str, reason: str) -> Any:
 
 
 def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", cache_dir=None) -> WdsImages:
-    """Shards by our reader, which names damage, decodes as training does, and takes more workers than shards."""
+    """Build the data set with our reader: it reports damage, decodes as in training, and allows many workers."""
     return WdsImages(open_wds(data_dir, split, name=dataset_name), transform)
 
 
 class WdsImages(IterableDataset):
-    """A wds data set as clip_benchmark reads it: (image, class) or (image, captions), or batches of them."""
+    """A wds data set in clip_benchmark's form: (image, class) or (image, captions), or batches of them."""
 
     def __init__(self, dataset: Dataset, transform: Callable):
         self.dataset, self.transform, self.size = dataset, transform, 0
@@ -116,12 +116,12 @@ class WdsImages(IterableDataset):
         self.templates = [in_braces(template) for template in dataset.templates] or None
 
     def batched(self, size: int) -> WdsImages:
-        """The same, in batches."""
+        """Return the data set in batches."""
         self.size = size
         return self
 
     def __iter__(self) -> Iterator[tuple]:
-        """A pass over the share of this worker. DamagedData for a sample that cannot be used."""
+        """Yield the share of this worker. DamagedData for an unusable sample."""
         worker = get_worker_info()
         share = WHOLE if worker is None else Share(worker.id, worker.num_workers)
         pairs = map(self.read, self.dataset.samples(share))
@@ -133,7 +133,7 @@ class WdsImages(IterableDataset):
             yield torch.stack(images), targets if self.classes is None else torch.from_numpy(np.array(targets))
 
     def read(self, sample: Sample) -> tuple[Any, Any]:
-        """One image after `transform`, and its captions or its label."""
+        """Return one image after `transform`, and its captions or its label."""
         place = self.dataset.source
         if sample.captions is None and sample.label is None:
             raise DamagedData(f"sample {sample.key!r} of {place} has no class (.cls): fetch the set again")

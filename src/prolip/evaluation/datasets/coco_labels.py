@@ -1,7 +1,7 @@
 """COCO Caption's three sets of labels on one score matrix: COCO 5K and 5 x 1K folds, CxC, ECCV Caption; and PMRP.
 
-The labels, by COCO's ids of images and captions, are the files of the package eccv_caption 0.1.0, whose code is not
-run. Two captions that ECCV Caption calls matches are not in the test split; they count in R, as in the package.
+The labels, by COCO's ids of images and captions, are the files of the package eccv_caption 0.1.0; its code is not
+run. Two captions in ECCV Caption's matches are not in the test split; they count in R, as in the package.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from prolip.utils.documents import loads
 log = logging.getLogger(__name__)
 
 PACKAGE = "eccv_caption"
-#: Our name of a label set: the package's.
+#: Our name of a label set -> the package's name.
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
 FOLDS = 5
 WAYS = ("i2t", "t2i")
-#: The metrics of COCO's and CxC's labels, and of ECCV Caption's in each direction.
+#: Metrics of COCO's and CxC's labels, and of ECCV Caption's in each direction.
 RECALLS = (*(f"{way}/R@{k}" for way in WAYS for k in KS), "rsum")
 ECCV = ("mAP@R", "R-Precision", *(f"R@{k}" for k in KS))
 CAPTIONS_OF_SPLIT = 25_000  # of the Karpathy test split, five for each of 5,000 images
 
 
 class MatchingIds(NamedTuple):
-    """Matches by id, in both directions; they need not mirror each other (ECCV Caption's do not)."""
+    """Matches by id, in both directions; they may differ (ECCV Caption's do)."""
 
     captions_of: dict[int, list[int]]
     images_of: dict[int, list[int]]
 
 
 class Annotations(NamedTuple):
-    """The label sets of a COCO test split, and its captions in the order in which folds are cut."""
+    """Label sets of a COCO test split, and its captions in the order of the folds."""
 
     coco: MatchingIds
     cxc: MatchingIds
@@ -53,10 +53,10 @@ class Annotations(NamedTuple):
 
 
 def load_annotations(folder: str | Path | None = None) -> Annotations:
-    """The label sets from `folder`, without it from the installed package. FileNotFoundError says how to get them."""
+    """Read the label sets from `folder`, by default from the installed package. FileNotFoundError with the remedy."""
     get = f"pip install {PACKAGE} (785 kB) for the annotations of COCO 5K, CxC and ECCV Caption"
     if not folder:
-        spec = importlib.util.find_spec(PACKAGE)  # which imports nothing
+        spec = importlib.util.find_spec(PACKAGE)  # imports nothing
         if spec is None or not spec.submodule_search_locations:
             raise FileNotFoundError(f"the package {PACKAGE} is not installed: {get}")
         folder = Path(spec.submodule_search_locations[0]) / "data"
@@ -72,7 +72,7 @@ def load_annotations(folder: str | Path | None = None) -> Annotations:
         }
         return Annotations(**sets, captions=tuple(np.load(Path(folder) / "coco_test_ids.npy").tolist()))
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} lacks {Path(error.filename).name}: {get}") from error
+        raise FileNotFoundError(f"{folder} has no {Path(error.filename).name}: {get}") from error
 
 
 _packaged = lru_cache(maxsize=1)(load_annotations)
@@ -82,11 +82,11 @@ _packaged = lru_cache(maxsize=1)(load_annotations)
 def label_set_metrics(
     scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int], annotations: Annotations
 ) -> dict[str, float]:
-    """All metrics of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
+    """Compute all metrics of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
     `coco_5k/...` and `cxc/...`: i2t/R@k, t2i/R@k, rsum; `coco_1k/...`: the same averaged over five folds; `eccv/...`:
     i2t and t2i mAP@R, R-Precision, R@k, and their means. Images and captions without annotation (some splits list
-    25,010 captions) are left out of the galleries. Raises ValueError when annotated ids are missing.
+    25,010 captions) are not in the galleries. Raises ValueError when annotated ids are missing.
     """
     images = _places("image", image_ids, scores.images, annotations.coco.captions_of)
     captions = _places("caption", caption_ids, scores.texts, annotations.captions)
@@ -112,20 +112,20 @@ def label_set_metrics(
 
 
 def names_of_labels(info: dict[str, Any]) -> list[str]:
-    """The names of `label_set_metrics`, [] for a data set that has not all captions of the split."""
+    """Return the names of `label_set_metrics`, [] for a data set without all captions of the split."""
     names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
     names += [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
     return names if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
 
 
 def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
-    """`label_set_metrics` of COCO's whole Karpathy test split; {} of others and, with a warning, without the labels."""
+    """Compute `label_set_metrics` of COCO's whole Karpathy test split; {} for others and, with a warning, no labels."""
     image_ids, caption_ids = info["image_ids"], info["caption_ids"]
     try:
         annotations = _packaged()
     except FileNotFoundError as error:
         if len(caption_ids) == CAPTIONS_OF_SPLIT:
-            log.warning("COCO 1K, CxC and ECCV Caption are left out: %s", error)
+            log.warning("skipping COCO 1K, CxC and ECCV Caption: %s", error)
         return {}
     if not set(annotations.captions) <= set(caption_ids) or not annotations.coco.captions_of.keys() <= set(image_ids):
         return {}
@@ -133,9 +133,9 @@ def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, flo
 
 
 def _places(what: str, ids: Sequence[int], size: int, annotated: Iterable[int]) -> dict[int, int]:
-    """Annotated ids and their places, in the order of `ids`, which are one for each row or column, each once."""
+    """Return annotated ids and their places, in the order of `ids`, one for each row or column, each once."""
     if len(ids) != size or len(set(ids)) != size:
-        counts = f"{len(ids)} {what} ids, {len(set(ids))} different ones, for {size} {what}s"
+        counts = f"{len(ids)} {what} ids, {len(set(ids))} of them distinct, for {size} {what}s"
         raise ValueError(f"{counts}: give each its own id")
     wanted = set(annotated)
     places = {int(key): i for i, key in enumerate(ids) if int(key) in wanted}
@@ -148,7 +148,7 @@ def _places(what: str, ids: Sequence[int], size: int, annotated: Iterable[int]) 
 def _both(
     scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds]
 ) -> list[dict[str, float]]:
-    """`both_directions` for every label set, the scores read once per direction."""
+    """Compute `both_directions` for every label set, reading the scores once per direction."""
     i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]
     t2i = [Relevance.from_ids(labels.images_of, caption_ids, image_ids) for labels in sets]
     return list(map(both_directions, rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
@@ -156,7 +156,7 @@ def _both(
 
 # --- PMRP -------------------------------------------------------------------------------------------------------------
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
-    """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool."""
+    """Return COCO's categories in each image, from instances_val2014.json: (N, 80) bool."""
     path = Path(instances)
     if not path.exists():
         get = "from annotations_trainval2014.zip at cocodataset.org"
@@ -176,7 +176,7 @@ def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
 
 
 def plausible(scores: PairScores, labels: Tensor, image_of: Sequence[int] | Tensor) -> dict[str, float]:
-    """PMRP of both directions: labels (N, 80) of the images, image_of (M,) the image of every caption."""
+    """Compute PMRP of both directions: labels (N, 80) of images, image_of (M,) the image of every caption."""
     caption_labels = labels[torch.as_tensor(image_of)]
     i2t = plausible_match(scores.image_rows, labels, caption_labels)
     t2i = plausible_match(scores.text_rows, caption_labels, labels)

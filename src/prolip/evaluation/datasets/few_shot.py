@@ -1,7 +1,7 @@
 """Few-shot tasks of any classification set: base to novel classes (Zhou et al. 2022), or all classes of a domain.
 
 FOLDER/train.tar              `shots` images of every trained class, with the prompt of their class as caption
-FOLDER/base, novel (or all)   test sets in clip_benchmark's layout, which know no other class
+FOLDER/base, novel (or all)   test sets in clip_benchmark's layout, with these classes only
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 class LabelledImage(NamedTuple):
-    """What is kept of an image while the draw is made; content: of its file's bytes."""
+    """An image during a draw; content: of its file's bytes."""
 
     key: str
     label: int
@@ -34,7 +34,7 @@ class LabelledImage(NamedTuple):
 
 
 class FewShot(NamedTuple):
-    """A draw."""
+    """The images and classes of a draw."""
 
     classes: dict[str, range]  # of each part, base and novel or all, as labels
     train: dict[str, int]  # images to train on: key -> label
@@ -42,22 +42,22 @@ class FewShot(NamedTuple):
 
 
 def parts_of(number: int, together: bool = False) -> dict[str, range]:
-    """The classes 0 to number - 1: base, the first half and an odd one, and novel; or all. ValueError if too few."""
+    """Split classes 0 to number - 1: base (first half and an odd one) and novel; or all. ValueError if too few."""
     half = (number + 1) // 2
     parts = {"all": range(number)} if together else {"base": range(half), "novel": range(half, number)}
     if min(map(len, parts.values())) < 2:
-        what = f"{number} class(es) leave a part with a single one, which is always right"
-        raise ValueError(f"{what}: want {2 if together else 4} or more classes")
+        what = f"{number} class(es) leave a part with one class, which is always right"
+        raise ValueError(f"{what}: give {2 if together else 4} or more classes")
     return parts
 
 
 def draw(
     dataset: Dataset, test: Dataset | None = None, shots: int = 16, seed: int = 0, together: bool = False
 ) -> FewShot:
-    """The draw that seed and keys determine, whatever the order of the files: `shots` images of each trained class.
+    """Draw `shots` images of each trained class, by seed and keys only, for any order of the files.
 
-    Of a class with fewer images all are taken, without `test` half of them, rounded down; copies of drawn images are
-    then left out of the test set. ValueError for sets that cannot make one.
+    From a class with fewer images, take all, without `test` half of them, rounded down; copies of drawn images are
+    then removed from the test set. ValueError for unsuitable sets.
     """
     if test is not None and test.classnames != dataset.classnames:
         raise ValueError(f"{test.source} has other classes than {dataset.source}: give two splits of one set")
@@ -76,8 +76,8 @@ def draw(
         rest = labelled(test)
         if shared := [row.key for row in rest if row.content in contents]:
             raise ValueError(
-                f"{len(shared)} of {len(rest)} test images of {test.source} are among those drawn to train on"
-                f" ({first_few(shared, SHOWN)}): give a split without them, or no --test-data, to test on the rest"
+                f"{len(shared)} of {len(rest)} test images of {test.source} are among the training images"
+                f" ({first_few(shared, SHOWN)}): give a split without them, or remove --test-data to test on the rest"
             )
     shown = {row.label for row in rest}
     check_classes(test or dataset, [x for part in classes.values() for x in part if x not in shown], "test image")
@@ -86,9 +86,9 @@ def draw(
 
 
 def labelled(dataset: Dataset) -> list[LabelledImage]:
-    """Every image with its class. ValueError for other kinds of sets, and for an image without a class."""
+    """Return every image with its class. ValueError for other kinds of sets, and for an image without a class."""
     if dataset.kind != "classification":
-        raise ValueError(f"{dataset.source} is a {dataset.kind} set: few-shot tasks want one class per image")
+        raise ValueError(f"{dataset.source} is a {dataset.kind} set: give a set with one class per image")
     found = []
     for sample in dataset.samples():
         if not isinstance(sample.label, int):
@@ -98,17 +98,17 @@ def labelled(dataset: Dataset) -> list[LabelledImage]:
 
 
 def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
-    """ValueError where classes lack something."""
+    """Raise ValueError if classes lack something."""
     if missing:
         names = ", ".join(repr(dataset.classnames[label]) for label in missing[:SHOWN])
         lacking = f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what} ({names})"
-        raise ValueError(f"{lacking}: leave them out of the set, or give --test-data with images of all")
+        raise ValueError(f"{lacking}: remove them from the set, or give --test-data with images of all")
 
 
 def write_few_shot(
     found: FewShot, dataset: Dataset, folder: Path, test: Dataset | None = None, template: str = TEMPLATE
 ) -> None:
-    """Write a draw of these sets in one step; template: what a class is called, {c} where the name goes."""
+    """Write a draw of these sets in one step; template: the caption of a class, {c} for the name."""
     check_new(folder, found.classes)
     with replacing_folder(folder, kept=lambda name: True) as place:
         with TarWriter(str(place / TRAIN), **CONSTANT) as train:
@@ -118,7 +118,7 @@ def write_few_shot(
                     caption = template.replace("{c}", name).replace("{}", name)
                     record = {"class": name, "label": label, "key": sample.key}
                     texts = {"txt": caption.encode(), "json": json.dumps(record).encode()}
-                    # paths and dots in keys would be read as folders and suffixes
+                    # paths and dots in keys would become folders and suffixes
                     key = f"{label:05d}-{fingerprint(sample.key)[:12]}"
                     train.write({"__key__": key, **image_member(sample.image), **texts})
         for name, rows in found.test.items():
@@ -126,7 +126,7 @@ def write_few_shot(
 
 
 def part_of(dataset: Dataset, rows: Iterable[LabelledImage], classes: range, template: str) -> Dataset:
-    """These images as a set of these classes."""
+    """Return a set of these images and classes."""
     labels = {row.key: row.label - classes.start for row in rows}
 
     def samples() -> Iterator[Sample]:
@@ -139,15 +139,15 @@ def part_of(dataset: Dataset, rows: Iterable[LabelledImage], classes: range, tem
 
 
 def check_new(folder: Path, parts: Iterable[str]) -> None:
-    """FileExistsError where something of a draw is there already; other errors as `check_output`."""
+    """Raise FileExistsError if a part of a draw exists already; other errors as `check_output`."""
     check_output(folder, folder=True)
     for path in (folder / TRAIN, *(folder / name for name in parts)):
         if path.exists():
-            raise FileExistsError(f"{path} is there already: give another folder, or remove it")
+            raise FileExistsError(f"{path} exists already: give another folder, or remove it")
 
 
 def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iterator[str]:
-    """What was written, and the classes that have fewer images than was asked for."""
+    """Describe the written files, and the classes with fewer images than requested."""
     counts = Counter(found.train.values())
     yield f"{folder / TRAIN}: {len(found.train)} images of {len(counts)} classes"
     if few := [f"{dataset.classnames[label]} {count}" for label, count in counts.items() if count < shots]:

@@ -1,6 +1,6 @@
 """Own data as test sets: the rows of a table, images in a folder or in class folders, training shards.
 
-Images with captions are retrieval, those with classes alone classification; of data with both, `task` chooses.
+Images with captions make a retrieval set, images with only classes a classification set; `task` decides if both exist.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 from prolip.utils.secrecy import redacted
 
 WNID = re.compile(r"n\d{8}")
-#: For folders that are no ImageNet classes: the name, as in a model's training on the folder, and CLIP's prompt.
+#: For folders other than ImageNet classes: the name, as in training on the folder, and CLIP's prompt.
 PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
 SPLITS = ("val", "validation", "test", "train", "training")
 
 
 class Classes(NamedTuple):
-    """The classes of own data."""
+    """Classes of own data."""
 
     numbers: dict[str, int]  # by their labels in the data
     names: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Classes(NamedTuple):
 
 
 def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """The images of a table or a folder, each with its captions or its class; `damage` counts those without."""
+    """Open the images of a table or a folder, with captions or class; `damage` counts images without."""
     every = read_rows(source, max_bad=None if damage is None else 1.0)
     rows, base, address = every.rows, base_of(source), source.address
     known = [stated_by_row(row) for row in rows]
@@ -62,7 +62,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     if damage is None:
         if bare := [sample.key for sample in samples if sample.label is None and not sample.captions]:
             what = f"{first_few(bare, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
-            raise DamagedData(f"{what}: write it, or give --skip-damaged to leave them out")
+            raise DamagedData(f"{what}: write it, or use --skip-damaged to skip them")
         check_files([file_of(row) for row in rows], f"images of {address}")
     tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
     marks = [tables.get(file_of(row)) or (os.path.isfile(row.path) and os.path.getsize(row.path)) for row in rows]
@@ -80,18 +80,18 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
 
 
 def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
-    """Images in class folders; a class is its folder's alphabetical rank, as torchvision's ImageFolder has it."""
+    """Open images in class folders; a class is its folder's alphabetical rank, as in torchvision's ImageFolder."""
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
         itself = WNID.fullmatch(root.resolve().name)
-        remedy = f"it is a class itself, give {root.parent}" if itself else "give the folder above the classes"
-        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
-    for split in SPLITS:  # whose class folders would all be read as one class
+        remedy = f"it is one class, give {root.parent}" if itself else "give the folder above the classes"
+        raise ValueError(f"{root} has no class folder, only {listing(str(root))}: {remedy}")
+    for split in SPLITS:  # its class folders would become one class
         if split in folders and any(entry.is_dir() for entry in os.scandir(root / split)):
-            raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}: give {root / split}")
+            raise ValueError(f"{root} is one level too high (it has {', '.join(folders[:5])}): give {root / split}")
     paths: list[str] = []
     samples: list[Sample] = []
     for label, folder in enumerate(folders):
@@ -114,7 +114,7 @@ def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> 
 
 
 def images_in(root: Path, folder: str) -> list[str]:
-    """The image files of one class in alphabetical order, subfolders too; ValueError for a link out of the root."""
+    """Return the image files of a class, sorted by name, with subfolders; ValueError for links out of the root."""
     found = [
         os.path.join(here, name)
         for here, names in walk(root, folder)
@@ -124,13 +124,13 @@ def images_in(root: Path, folder: str) -> list[str]:
     for path in found:
         check_inside(root, path)
     if not found:
-        what = f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)})"
+        what = f"the class folder {root / folder} has no image ({', '.join(IMAGE_SUFFIXES)})"
         raise DamagedData(f"{what}: unpack it, or remove it")
     return found
 
 
 def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
-    """Training shards: the captions of `.txt` or `.json`, or the classes of `.cls` or `.json`."""
+    """Open training shards: captions of `.txt` or `.json`, or classes of `.cls` or `.json`."""
     urls, address = tuple(shard.url for shard in expand_shards(source.address)), redacted(source.address)
     first, marks = list(islice(stated(urls), SAMPLES)), shard_marks(urls)
     if not first:
@@ -154,18 +154,18 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
 
 
 def read_row(samples: Sequence[Sample], rows: ImageRows, number: int) -> Raw:
-    """One row as shards hold it; SampleFault as `checked`."""
+    """Read one row as a raw sample; SampleFault as `checked`."""
     return checked(samples[number], rows(number))
 
 
 def parse_sample(classes: Classes, raw: Raw) -> Sample:
-    """One sample of a shard; SampleFault as `checked`."""
+    """Parse one sample of a shard; SampleFault as `checked`."""
     sample = sample_of(classes, raw["__key__"], stated_by(raw))
     return sample._replace(image=image_bytes(checked(sample, raw)))
 
 
 def stated(urls: Iterable[str]) -> Iterator[Stated]:
-    """What samples of shards state; those that cannot be read are reported when their images are read."""
+    """Yield captions and class of each sample of shards; unreadable samples are reported when their images are read."""
     for url in urls:
         with suppress(SampleFault):
             for raw in read_shard(url, lambda fault: None):
@@ -174,14 +174,14 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
 
 
 def checked(sample: Sample, raw: Raw) -> Raw:
-    """The raw sample; SampleFault where the sample has neither a caption nor a class."""
+    """Return the raw sample; SampleFault if the sample has neither a caption nor a class."""
     if sample.label is None and not sample.captions:
-        raise SampleFault("missing text", "it has no caption, or none of the classes")
+        raise SampleFault("missing text", "it has neither a caption nor one of the classes")
     return raw
 
 
 def sample_of(classes: Classes, key: str, known: Stated) -> Sample:
-    """A sample without its bytes, with its class, or of data without classes with its captions."""
+    """Return a sample without its bytes, with its class, or with its captions if there are no classes."""
     captions, label = known
     if not classes.numbers:
         return Sample(key, b"", captions=tuple(captions))
@@ -189,18 +189,18 @@ def sample_of(classes: Classes, key: str, known: Stated) -> Sample:
 
 
 def kind_of(known: Sequence[Stated], task: Kind | None, address: str) -> Kind:
-    """The task that is asked for, else retrieval if there are captions that do not only repeat the class."""
+    """Return the requested task, else retrieval if there are captions that do not just repeat the class."""
     captioned = any(captions and (task == "retrieval" or list(captions) != [label]) for captions, label in known)
     there: list[Kind] = ["retrieval"] if captioned else []
     there += ["classification"] if any(label for _, label in known) else []
     if not there or task not in (None, *there):
         what = {"retrieval": "captions", "classification": "classes"}.get(task or "", "captions and no classes")
-        raise ValueError(f"{address} has no {what}: classes are in a column or field `label` or `class`, or in folders")
+        raise ValueError(f"{address} has no {what}: give classes in a column `label` or `class`, or in folders")
     return task or there[0]
 
 
 def classes_of(kind: Kind, known: Iterable[Stated], folder: Path) -> Classes:
-    """The classes of a classification, in the order of their labels; labels that are numbers are lines of names."""
+    """Return the classes of a classification, in the order of their labels; numeric labels are lines of names."""
     labels: Set[str] = {label for _, label in known if label} if kind == "classification" else set()
     if not labels:
         return Classes({})
@@ -208,9 +208,9 @@ def classes_of(kind: Kind, known: Iterable[Stated], folder: Path) -> Classes:
 
 
 def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Classes:
-    """Classes with names and prompts: of files in the folder or its parent, of ImageNet, or the labels themselves.
+    """Return classes with names and prompts: from files in the folder or its parent, ImageNet, or the labels.
 
-    numbered: labels that are numbers are lines of classnames.txt, from 0.
+    numbered: numeric labels are lines of classnames.txt, from 0.
     """
     imagenet = all(WNID.fullmatch(label) for label in labels)
     templates, names = lines_beside(folder, wds.TEMPLATES), lines_beside(folder, wds.CLASSNAMES)
@@ -222,8 +222,8 @@ def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Cl
     if names is None and imagenet:
         known = dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
         if strange := [label for label in labels if label not in known]:
-            what = f"{len(strange)} folders of {folder} are no classes of ImageNet-1k ({', '.join(strange[:3])})"
-            raise ValueError(f"{what}: give their names with a {wds.CLASSNAMES} in the folder")
+            what = f"{len(strange)} folders of {folder} are not classes of ImageNet-1k ({', '.join(strange[:3])})"
+            raise ValueError(f"{what}: give their names in a {wds.CLASSNAMES} in the folder")
         names = tuple(known[label] for label in labels)
     elif names is None:
         names = tuple(printable(label.replace("_", " ")) for label in labels)
@@ -234,7 +234,7 @@ def named_classes(folder: Path, labels: list[str], numbered: bool = False) -> Cl
 
 
 def lines_beside(root: Path, name: str) -> tuple[str, ...] | None:
-    """The lines of the file `name` in the root or its parent; None without one."""
+    """Return the lines of the file `name` in the root or its parent; None without one."""
     place = next((x for x in (root / name, root.resolve().parent / name) if x.is_file()), None)
     if place is None:
         return None

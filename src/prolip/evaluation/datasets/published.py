@@ -4,7 +4,7 @@
     test_5k_mscoco_2014.csv   images_mscoco_2014_5k_test.zip
     winogavil_dataset.csv     winogavil_images.zip              ID, cue, candidates, associations: JSON lists of names
 
-The zip holds a folder of its own name; it may be unpacked next to the table.
+The zip has a folder of its own name; you can unpack it next to the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prolip.evaluation.datasets.base import Association, Dataset, Kind, Sample, 
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
 from prolip.utils.messages import NAMED, explain_missing, first_few
 
-CAPTIONS = 5  # per image, as the field evaluates COCO's 5K test, though some images have six or seven
+CAPTIONS = 5  # per image, as usual for COCO's 5K test, though some images have six or seven
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
     "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
@@ -42,9 +42,9 @@ WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
 def open_published(
     source: NamedSource, task: Kind | None = None, damage: FaultCounter | None = None, split: str = "test"
 ) -> Dataset:
-    """The images of a split in the order of the set, for retrieval, with all captions (COCO and Flickr30k: CAPTIONS).
+    """Open the images of a split in order, for retrieval, with all captions (COCO and Flickr30k: CAPTIONS).
 
-    A text of CUB is relevant for all images of its species, whose number, from 0, is the label.
+    A text of CUB matches all images of its species, whose number, from 0, is the label.
     """
     word = "karpathy" if source.kind in ("coco", "flickr") else source.kind
     name, images = read_set(source.kind, source.address, split)
@@ -77,12 +77,12 @@ def open_published(
 
 
 def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -> Raw:
-    """Image i of a zip as a raw sample; SampleFault where it cannot be read."""
+    """Read image i of a zip as a raw sample; SampleFault if it is unreadable."""
     member = members[number]
     try:
         if (size := archive.getinfo(member).file_size) > SAMPLE_BYTES:
-            raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-        return {"jpg": archive.read(member)}  # which never gives more
+            raise ValueError(f"{member} has {size} bytes, expected at most {SAMPLE_BYTES}")
+        return {"jpg": archive.read(member)}  # returns no more than this
     except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise SampleFault("missing image", f"{archive.filename}: {error}") from error
 
@@ -90,7 +90,7 @@ def read_zipped(archive: zipfile.ZipFile, members: Sequence[str], number: int) -
 def find_images(
     folder: Path, name: str, files: Sequence[str]
 ) -> tuple[Callable[[int], Raw], str, tuple[str, int] | None]:
-    """These files of the folder `name`, or of `name.zip`, next to a table: reader, a mark, and `Dataset.state`."""
+    """Find files in the folder `name`, or in `name.zip`, next to a table: reader, a mark, and `Dataset.state`."""
     place, packed = folder / name, folder / f"{name}.zip"
     if place.is_dir():
         found = {entry.name: entry.path for entry in os.scandir(place) if entry.is_file()}
@@ -99,7 +99,7 @@ def find_images(
         try:
             archive = zipfile.ZipFile(packed)
         except zipfile.BadZipFile as error:
-            raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+            raise DamagedData(f"{packed} is not a complete zip ({error}): fetch it again") from error
         inside = (x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x)
         found = {os.path.basename(member): member for member in inside}
     else:
@@ -107,7 +107,7 @@ def find_images(
     if missing := [file for file in files if file not in found]:
         raise FileNotFoundError(
             f"{len(missing)} of {len(files)} images of the table are not in {place}: {first_few(missing, NAMED)}: "
-            "fetch the zip again and unpack all of it, or leave it packed"
+            "fetch the zip again and unpack all of it, or keep it packed"
         )
     chosen = [found[file] for file in files]
     if place is packed:
@@ -119,14 +119,14 @@ def find_images(
 def read_table(
     table: Path, columns: tuple[str, ...], lists: tuple[str, ...], image: str | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images."""
+    """Read the rows of a CSV with `columns`, of which `lists` are JSON; image: the column with names of images."""
     if not table.is_file():
         raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
     try:
         with open_table(str(table), ",") as found:
             if absent := [column for column in columns if column not in found.columns]:
                 there = ", ".join(found.columns) or "none"
-                raise DamagedData(f"{table} has no column {', '.join(absent)}; it has {there}: is it the hub's file?")
+                raise DamagedData(f"{table} has no column {', '.join(absent)}; it has {there}: give the hub's file")
             places = {column: found.place(column) for column in columns}
             cells = found.read(places[image] if image else None)
             rows: list[dict[str, Any]] = [{column: row[place] for column, place in places.items()} for row in cells]
@@ -137,17 +137,17 @@ def read_table(
             try:
                 row[column] = STRINGS.validate_json(row[column])
             except ValueError as error:
-                what = f"{table} row {number}: {column} is no JSON list of texts ({row[column]!r:.80})"
+                what = f"{table} row {number}: {column} is not a JSON list of texts ({row[column]!r:.80})"
                 raise DamagedData(f"{what}: fetch it again") from error
     if not rows:
-        raise DamagedData(f"{table} has no row: fetch it again")
+        raise DamagedData(f"{table} has no rows: fetch it again")
     return rows
 
 
 def open_caption_table(
     folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
-    """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row."""
+    """Open Flickr30k 1K or COCO 5K as in DataComp: retrieval with all captions of each row."""
     folder = Path(folder)
     table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
     if table is None:
@@ -155,7 +155,7 @@ def open_caption_table(
     rows = read_table(table, ("filename", "raw"), ("raw",), image="filename")
     captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
     if len(captions) < len(rows) or not all(captions.values()):
-        raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
+        raise DamagedData(f"{table} has an image twice or without captions: fetch it again")
     samples = [Sample(file, b"", captions=texts) for file, texts in captions.items()]
     read, mark, state = find_images(folder, CAPTION_TABLES[table.name], list(captions))
     return Dataset(
@@ -171,7 +171,7 @@ def open_caption_table(
 
 
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
-    """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it."""
+    """Open WinoGAViL: candidates that belong to a cue. Every image is one sample, in any number of instances."""
     folder = Path(folder)
     table = folder / WINOGAVIL
     instances = []

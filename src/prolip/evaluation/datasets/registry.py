@@ -1,8 +1,8 @@
-"""Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
+"""Data sets by a word and an address, or by a path of a recognised kind, as in commands.
 
 A new format is a module here with a function that returns a `Dataset`, and a line in READERS (example:
-docs/developing/add_a_task.md). A set of captioned images is a function and a line of `prolip.data.sets`, which training
-reads too.
+docs/developing/add_a_task.md). A set of captioned images is a function and a line of `prolip.data.sets`, which
+training also reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class SetReader(NamedTuple):
-    """How a kind of test set is opened."""
+    """The reader of a kind of test set."""
 
-    open: str  # module of this folder and function, imported late, as the command line shows the forms
+    open: str  # module of this folder and function, imported late, so that the command line starts fast
     splits: bool = False
-    by_source: bool = False  # whether it takes the source itself and a task, or the address alone
-    form: str = ""  # how a user writes it, of a word that is not in KINDS
+    by_source: bool = False  # True: it takes the source and a task; False: only the address
+    form: str = ""  # what a user types, for a word that is not in KINDS
 
 
 READERS = {
@@ -45,7 +45,7 @@ FORMS = ", ".join(reader.form or KINDS[word] for word, reader in READERS.items()
 
 
 def has_splits(spec: str) -> bool:
-    """Whether the data that a word means come in splits; False for an unknown word."""
+    """Return True if the data of this kind have splits; False for an unknown word."""
     reader = READERS.get(spec.partition(":")[0])
     return reader is not None and reader.splits
 
@@ -53,10 +53,10 @@ def has_splits(spec: str) -> bool:
 def open_dataset(
     spec: str, split: str | None = None, damage: FaultCounter | None = None, task: Kind | None = None
 ) -> Dataset:
-    """The data set that a word and its addresses name.
+    """Open the data set of a word and its addresses.
 
-    split: a name (default test), or a number: the share of the images that is held out by their content. task: of own
-    data that have both captions and classes.
+    split: a name (default test), or a number: the held-out share of the images, by content. task: for own data with
+    both captions and classes.
     """
     word, _, address = spec.partition(":")
     own_form = word in READERS and READERS[word].form and address
@@ -74,25 +74,25 @@ def open_dataset(
 
 
 def held_out(dataset: Dataset, part: Split) -> Dataset:
-    """The images that a share holds out. ValueError where matches name captions by their place, which then changes."""
+    """Return the images that a share holds out. ValueError if matches are by caption number, which would change."""
     if dataset.relevance is not None or dataset.associations:
-        raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
+        raise ValueError(f"{dataset.source} lists its matches by place and cannot be split: drop --split {part.share}")
     return replace(
         dataset,
         name=f"{dataset.name}_{part.share:g}",
         size=None,
         info={name: x for name, x in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share},
-        samples=partial(samples_of, dataset, part),  # which ranks send each other
+        samples=partial(samples_of, dataset, part),  # partial: ranks pickle it
         fingerprint=f"{dataset.fingerprint}-{part.share}",
     )
 
 
 def samples_of(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
-    """The samples of one part of a data set."""
+    """Return the samples of one part of a data set."""
     return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
 
 
 def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:
-    """The same sets; those that have one name are called by their addresses."""
+    """Return the sets; name those with equal names by their addresses."""
     counts = Counter(dataset.name for dataset in datasets)
     return [replace(dataset, name=dataset.source) if counts[dataset.name] > 1 else dataset for dataset in datasets]

@@ -1,4 +1,4 @@
-"""Small files and shards of a test set in a folder or behind a URL."""
+"""Small files and shards of a test set, in a folder or at a URL."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from prolip.data.reading.stream import check_address, is_local, local_path, open
 from prolip.utils.documents import entries
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
-SAMPLED = 2**16  # bytes of a shard's head, middle and tail that its mark is made of
+SAMPLED = 2**16  # bytes of a shard's head, middle and tail in its mark
 CONNECTIONS = 8
-TEXT_BYTES = 2**26  # of a small file: names of classes, prompts, further pairs
+TEXT_BYTES = 2**26  # of a small file: class names, prompts, additional pairs
 #: The page of a data set on the hub: its small files are under raw/, its large ones under resolve/.
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
 
 class SetPlace(NamedTuple):
-    """Where a test set is. metadata, data: folders or URLs above text files and shards; source: as given."""
+    """Places of a test set. metadata, data: folders or URLs above text files and shards; source: as given."""
 
     source: str
     metadata: str
     data: str
 
     def text(self, *parts: str) -> str | None:
-        """A text file, None where there is none; DamagedData where it cannot be read or is no UTF-8."""
+        """Return a text file, None if it is missing; DamagedData if it is unreadable or not in UTF-8."""
         url = join(self.metadata, *parts)
         try:
             with closing(open_stream(url)) as stream:
                 data = read_up_to(stream, TEXT_BYTES + 1)
             if len(data) > TEXT_BYTES:
-                raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
+                raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: give the right file")
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
+            raise DamagedData(f"{url} is not UTF-8 text ({error}): fetch it again") from error
         except ShardFault as fault:
             if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
                 return None
             raise unreadable(url, fault) from fault
 
     def lines(self, *parts: str) -> tuple[str, ...]:
-        """The stripped lines of a text file, () where there is none; DamagedData for a blank one among them."""
+        """Return the stripped lines of a text file, () without one; DamagedData for a blank line among them."""
         try:
             return entries(self.text(*parts) or "", join(self.metadata, *parts))
         except ValueError as error:
@@ -55,7 +55,7 @@ class SetPlace(NamedTuple):
 
 
 def find_place(source: str | os.PathLike) -> SetPlace:
-    """A folder, a URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME."""
+    """Find a folder, a URL of shards, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME."""
     source = str(source)
     if source.startswith("hf-hub:"):
         from huggingface_hub.constants import ENDPOINT
@@ -75,12 +75,12 @@ def find_place(source: str | os.PathLike) -> SetPlace:
 
 
 def join(base: str, *parts: str) -> str:
-    """A path or URL below another."""
+    """Return a path or URL below another."""
     return "/".join([base.rstrip("/"), *parts])
 
 
 def shard_marks(urls: Sequence[str]) -> list[str]:
-    """A mark of each shard: `file_mark`, or of URLs the server's size and version; FileNotFoundError, DamagedData."""
+    """Return a mark of each shard: `file_mark`, or the server's size and version; FileNotFoundError, DamagedData."""
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
         what = f"{len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)}"
@@ -100,12 +100,12 @@ def shard_marks(urls: Sequence[str]) -> list[str]:
 
 
 def unreadable(url: str, fault: ShardFault) -> DamagedData:
-    """What to say of an address that cannot be opened."""
+    """Return the error for an address that cannot be opened."""
     return DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission")
 
 
 def file_mark(path: str | os.PathLike) -> str:
-    """Size and a hash of three samples of a file's bytes."""
+    """Return the size and a hash of three samples of a file's bytes."""
     size = os.path.getsize(path)
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as file:
@@ -116,7 +116,7 @@ def file_mark(path: str | os.PathLike) -> str:
 
 
 def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
-    """The folder of local archives and when one of them was last written, in ns; None for URLs."""
+    """Return the folder of local archives and the time of the last write to one of them, in ns; None for URLs."""
     if not all(is_local(path) for path in paths):
         return None
     files = [os.path.abspath(local_path(path)) for path in paths]
@@ -124,5 +124,5 @@ def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
 
 
 def folder_holds(folder: str | os.PathLike) -> str:
-    """A message's "it holds ..." of a folder."""
-    return f"{folder} holds {listing(str(folder))}" if Path(folder).is_dir() else f"there is no folder {folder}"
+    """Return the part of a message that lists a folder."""
+    return f"{folder} has {listing(str(folder))}" if Path(folder).is_dir() else f"there is no folder {folder}"

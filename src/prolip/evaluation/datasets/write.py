@@ -18,12 +18,12 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 #: Samples of a shard; the split that is written.
 SHARD, SPLIT = 1000, "test"
-#: Names, dates and owners are constant, so the same samples give the same bytes.
+#: Names, dates and owners are constant, so that equal samples give equal bytes.
 CONSTANT = {"encoder": False, "mtime": 0, "user": "", "group": ""}
 
 
 def write_shards(folder: Path, samples: Iterable[Raw], pattern: str = "%d.tar", shard: int = SHARD) -> None:
-    """Write shards 0.tar, ... into a folder that is made."""
+    """Write shards 0.tar, ... into a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with ShardWriter(str(folder / pattern), maxcount=shard, verbose=0, **CONSTANT) as writer:
         for raw in samples:
@@ -31,20 +31,20 @@ def write_shards(folder: Path, samples: Iterable[Raw], pattern: str = "%d.tar", 
 
 
 def image_member(data: bytes) -> dict[str, bytes]:
-    """An image under the suffix that fits its first bytes."""
+    """Return an image under the suffix of its first bytes."""
     return {{b"RIFF": "webp", b"\x89PNG": "png"}.get(data[:4], "jpg"): data}
 
 
 def check_empty(folder: str | os.PathLike) -> Path:
-    """The folder, where nothing is there yet. FileExistsError, and ValueError where it cannot be written."""
+    """Return the folder if it is empty. FileExistsError, and ValueError for a folder that is not writable."""
     check_output(folder, folder=True)
     if Path(folder).is_dir() and any(Path(folder).iterdir()):
-        raise FileExistsError(f"{folder} holds files already: give another folder, or remove it")
+        raise FileExistsError(f"{folder} has files already: give another folder, or remove it")
     return Path(folder)
 
 
 def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int = SHARD) -> int:
-    """Write samples as training shards with their index, in one step; how many. A repeated key gets a number."""
+    """Write training shards with their index, in one step; return the number of samples. Repeated keys get numbers."""
     keys: set[str] = set()
 
     def numbered() -> Iterator[Raw]:
@@ -56,16 +56,16 @@ def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int
     with replacing_folder(check_empty(folder)) as place:
         write_shards(place, numbered(), "%06d.tar", shard)
         if not keys:
-            raise ValueError("the source gives no sample to write: look into it, or give a larger --split")
+            raise ValueError("the source has no sample to write: check it, or give a larger --split")
         build_index([str(path) for path in sorted(place.glob("*.tar"))], str(place / INDEX_NAME))
     return len(keys)
 
 
 def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -> int:
-    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images."""
+    """Write a data set of classes or captions in clip_benchmark's layout, in one step; return the number of images."""
     if dataset.kind not in ("classification", "retrieval") or dataset.info.get("relevant_by"):
         what = "retrieval by class" if dataset.info.get("relevant_by") else dataset.kind
-        raise ValueError(f"{dataset.source} is {what}, which --layout wds has no files for: leave --layout out")
+        raise ValueError(f"{dataset.source} is {what}, which --layout wds does not support: remove --layout")
     keys: dict[str, str] = {}
 
     def samples() -> Iterator[Raw]:

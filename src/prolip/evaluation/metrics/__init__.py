@@ -12,7 +12,7 @@ Array = np.ndarray | Tensor
 
 
 def as_array(values: Array | Sequence, dtype: type | None = None) -> np.ndarray:
-    """Values as a NumPy array: of tensors of any device, with a graph or without; bfloat16 as float32."""
+    """Return values as a NumPy array: tensors of any device, with or without a graph; bfloat16 as float32."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()

@@ -1,4 +1,4 @@
-"""Metrics as functions of query weights, bootstrap intervals (Efron 1979; clusters: Davison and Hinkley 1997, 3.8)."""
+"""Metrics as functions of query weights; bootstrap intervals (Efron 1979; clusters: Davison and Hinkley 1997, 3.8)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.classification import multilabel
 
-#: Weights that are held at once.
+#: Weights in memory at once.
 ELEMENTS = 1 << 24
 Weights = Mapping[str, np.ndarray]
 
 
 class Clusters(NamedTuple):
-    """Clusters that queries are drawn with."""
+    """Clusters to draw queries by."""
 
-    name: str  # of the set of clusters
+    name: str  # name of the set of clusters
     of: np.ndarray  # (Q,), the cluster of each query
     size: int
 
 
 class Statistic(NamedTuple):
-    """A metric as a function of query weights: how often each query was drawn.
+    """A metric as a function of query weights, the number of draws of each query.
 
-    estimate: weights (draws, Q) by name of a set of queries -> (draws,), NaN where a draw holds nothing to average.
+    estimate: weights (draws, Q) by name of a set of queries -> (draws,), NaN if a draw has nothing to average.
     """
 
-    sizes: dict[str, int]  # numbers of queries or clusters, by name of the set they are drawn from ("images", "texts")
+    sizes: dict[str, int]  # numbers of queries or clusters, by name of their set ("images", "texts")
     estimate: Callable[[Weights], np.ndarray]
-    clusters: dict[str, Clusters] = {}  # of the sets whose queries are not drawn by themselves
-    exact: float | None = None  # by an unweighted sum, where that rounds as published numbers do
+    clusters: dict[str, Clusters] = {}  # for sets whose queries are not drawn one by one
+    exact: float | None = None  # by an unweighted sum, which rounds like published numbers
 
     @property
     def value(self) -> float:
@@ -45,14 +45,14 @@ class Statistic(NamedTuple):
         return float(self.estimate({name: np.ones((1, size)) for name, size in self.sizes.items()})[0])
 
     def same_queries(self, other: Statistic) -> bool:
-        """Whether both are over the same numbers of queries, in the same clusters."""
+        """Return True if both have equal numbers of queries, in the same clusters."""
         (a, b), same = (self.clusters, other.clusters), np.array_equal
         alike = a.keys() == b.keys() and all(a[x].name == b[x].name and same(a[x].of, b[x].of) for x in a)
         return self.sizes == other.sizes and alike
 
 
 class Interval(NamedTuple):
-    """An estimate, and the percentiles of its draws."""
+    """An estimate, and percentiles of its draws."""
 
     value: float
     low: float
@@ -60,7 +60,7 @@ class Interval(NamedTuple):
 
 
 def mean_of(values: Array, queries: str) -> Statistic:
-    """The mean over queries of values (Q,), those that are NaN left out."""
+    """Return the mean over queries of values (Q,), without NaN."""
     x = as_array(values, np.float64)
     kept = ~np.isnan(x)
     filled, counted = np.where(kept, x, 0.0), kept.astype(np.float64)
@@ -73,7 +73,7 @@ def mean_of(values: Array, queries: str) -> Statistic:
 
 
 def class_mean_of(hits: Array, labels: Array, queries: str) -> Statistic:
-    """The mean over classes of their means of hits (Q,), of the classes that a draw holds."""
+    """Return the mean of the class means of hits (Q,), over the classes in a draw."""
     hit, label = as_array(hits, np.float64), as_array(labels)
     order = np.argsort(label, kind="stable")
     starts = np.unique(label[order], return_index=True)[1]
@@ -87,12 +87,12 @@ def class_mean_of(hits: Array, labels: Array, queries: str) -> Statistic:
 
 
 def average_precision_of(scores: Array, targets: Array, queries: str) -> Statistic:
-    """The mean over classes of the average precision of scores (Q, C) for targets (Q, C), as scikit-learn's."""
+    """Return the mean over classes of the average precision of scores (Q, C) for targets (Q, C), as scikit-learn's."""
     exact = multilabel(scores, targets)["mAP"]
     scores, targets = as_array(scores, np.float64), as_array(targets).astype(np.float64)
 
     def of_class(scores: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The sum over thresholds of precision times the recall that it adds, (draws,); NaN without a target."""
+        """Sum precision times added recall over thresholds, (draws,); NaN without a target."""
         order = np.argsort(-scores, kind="stable")
         ranked = -scores[order]
         last = np.searchsorted(ranked, ranked, side="right") - 1  # equal scores share a threshold
@@ -108,7 +108,7 @@ def average_precision_of(scores: Array, targets: Array, queries: str) -> Statist
 
 
 def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
-    """AURC of an uncertainty (Q,) for errors (Q,), those that are NaN left out, as `selective.risk_coverage`'s.
+    """Return the AURC of an uncertainty (Q,) for errors (Q,), without NaN, as `selective.risk_coverage`'s.
 
     After n queries of total error E, a tie of s queries with mean error m adds m s + (E - m n) (H(n + s) - H(n)), H the
     harmonic numbers; a query drawn twice is a tie.
@@ -118,7 +118,7 @@ def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
     def estimate(weights: Weights) -> np.ndarray:
         drawn = weights[queries][:, order]
         size, wrong = (np.add.reduceat(x, starts, axis=1) for x in (drawn, drawn * errors))
-        count = size.cumsum(1).astype(np.int64)  # clusters of several queries may draw more than there are
+        count = size.cumsum(1).astype(np.int64)  # clusters of several queries may draw more than Q
         harmonic = np.concatenate([[0.0], (1 / np.arange(1, count.max(initial=0) + 1)).cumsum()])
         before, mean = count - size.astype(np.int64), np.nan_to_num(_ratio(wrong, size))
         area = mean * size + (wrong.cumsum(1) - wrong - mean * before) * (harmonic[count] - harmonic[before])
@@ -128,7 +128,7 @@ def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
 
 
 def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
-    """AUROC of an uncertainty (Q,) for what is wrong (Q,), 0, 1 or NaN: left out. NaN for draws of one kind alone."""
+    """Return the AUROC of an uncertainty (Q,) for errors (Q,), 0, 1 or NaN (ignored). NaN for draws of one kind."""
     order, starts, errors = _by_rise(uncertainty, wrong)
 
     def estimate(weights: Weights) -> np.ndarray:
@@ -141,13 +141,13 @@ def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
 
 
 def clustered(part: Statistic, clusters: Mapping[str, Clusters]) -> Statistic:
-    """The same statistic with its query sets drawn by `clusters`, by name of the set; other sets as before."""
+    """Return the statistic with its query sets drawn by `clusters`, by name of the set; other sets as before."""
     own = {name: clusters[name] for name in part.sizes if name in clusters}
     return part._replace(sizes=part.sizes | {link.name: link.size for link in own.values()}, clusters=own)
 
 
 def combine(terms: Sequence[tuple[float, Statistic]], exact: float | None = None) -> Statistic:
-    """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
+    """Return a weighted sum of statistics, possibly of different query sets, such as the mean of both directions."""
 
     def estimate(weights: Weights) -> np.ndarray:
         return np.sum([factor * part.estimate(weights) for factor, part in terms], axis=0)
@@ -156,7 +156,7 @@ def combine(terms: Sequence[tuple[float, Statistic]], exact: float | None = None
 
 
 def drawn_as(name: str, part: Statistic) -> Statistic:
-    """The same statistic, drawn independently of others: `name` is put before the names of its sets."""
+    """Return the statistic drawn independently of others: prefix the names of its sets with `name`."""
 
     def estimate(weights: Weights) -> np.ndarray:
         return part.estimate({own: weights[f"{name}/{own}"] for own in part.sizes})
@@ -166,7 +166,7 @@ def drawn_as(name: str, part: Statistic) -> Statistic:
 
 
 def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
-    """H = 2 a b / (a + b) of two shares, 0 where both are 0; see `drawn_as` for queries of two test sets."""
+    """Return H = 2 a b / (a + b) of two shares, 0 if both are 0; see `drawn_as` for queries of two test sets."""
 
     def estimate(weights: Weights) -> np.ndarray:
         a, b = first.estimate(weights), second.estimate(weights)
@@ -178,7 +178,7 @@ def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
 def intervals(
     statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Every statistic with its interval, NaN where no draw has a value. ValueError for less than two draws."""
+    """Return every statistic with its interval, NaN if no draw has a value. ValueError for fewer than two draws."""
     if draws < 2 or not 0 < level < 1:
         raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
     sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
@@ -205,26 +205,26 @@ def intervals(
 
 
 def paired(first: Mapping[str, Statistic], second: Mapping[str, Statistic], draws: int = 1000) -> dict[str, Interval]:
-    """second - first on the same draws, of the statistics that both have. ValueError where the queries differ."""
+    """Return second - first on the same draws, for statistics of both. ValueError if the queries differ."""
     both = [name for name in first if name in second]
     for name in both:
         if not first[name].same_queries(second[name]):
             what = (
                 f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other clusters of them"
             )
-            raise ValueError(f"{what}: compare two results of the same test set, with nothing left out of either")
+            raise ValueError(f"{what}: compare two results of the same test set, with no samples left out")
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)
 
 
 def _over(parts: Sequence[Statistic], estimate: Callable[[Weights], np.ndarray]) -> Statistic:
-    """A statistic of the queries and clusters of all parts."""
+    """Return a statistic of the queries and clusters of all parts."""
     sizes = {name: size for part in parts for name, size in part.sizes.items()}
     return Statistic(sizes, estimate, {name: link for part in parts for name, link in part.clusters.items()})
 
 
 def _by_rise(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with an error by rising uncertainty, where each group of equal ones starts among them, and their errors."""
+    """Return rows with an error by rising uncertainty, starts of the groups of equal uncertainty, and the errors."""
     x, y = as_array(uncertainty, np.float64), as_array(error, np.float64)
     rows = np.flatnonzero(~np.isnan(y))
     order = rows[np.argsort(x[rows], kind="stable")]

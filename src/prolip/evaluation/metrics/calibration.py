@@ -25,7 +25,7 @@ class Reliability(NamedTuple):
 
     counts: np.ndarray
     probability: np.ndarray  # mean of the predictions
-    frequency: np.ndarray  # how often they came true
+    frequency: np.ndarray  # observed frequency of the outcome
     brier: float  # mean square of probability - outcome, over all predictions
 
     @property
@@ -34,8 +34,8 @@ class Reliability(NamedTuple):
         return self._mean(np.abs(self.probability - self.frequency))
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, their ratio
-        `probability_over_base_rate` (1 is right on average, NaN if none came true), `brier`.
+        """Return `<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate` (share of true outcomes), their
+        ratio `probability_over_base_rate` (1 is right on average, NaN without a true outcome), `brier`.
         """
         mean, base = self._mean(self.probability), self._mean(self.frequency)
         worst = float(np.nanmax(np.abs(self.probability - self.frequency)))
@@ -49,7 +49,7 @@ class Reliability(NamedTuple):
 
 
 class Bins:
-    """Sums over bins of probability, for predictions that come in parts."""
+    """Sums over bins of probability, for predictions that arrive in parts."""
 
     def __init__(self, edges: np.ndarray):
         self.edges = edges
@@ -58,7 +58,7 @@ class Bins:
         self.squares = 0.0
 
     def add(self, probability: np.ndarray, came_true: np.ndarray) -> None:
-        """All predictions of a part (n,), and those among them that came true (m,), both as probabilities."""
+        """Add all predictions of a part (n,), and the probabilities of those that came true (m,)."""
         size, inner = len(self.count), self.edges[1:-1]
         place = np.searchsorted(inner, probability, side="left")
         self.count += np.bincount(place, minlength=size)
@@ -68,9 +68,9 @@ class Bins:
         self.squares += float(p @ p - 2 * q.sum() + len(q))  # sum of (p - y)^2 for y of 0 or 1
 
     def reliability(self) -> Reliability:
-        """Of everything that was added. Raises ValueError for nothing."""
+        """Return the reliability of all added predictions. Raises ValueError for none."""
         if not self.count.sum():
-            raise ValueError("no prediction was added: calibration needs at least one")
+            raise ValueError("no prediction was added: add at least one")
         filled = np.where(self.count > 0, self.count, np.nan)
         probability, frequency = self.total / filled, self.true / filled
         brier = self.squares / int(self.count.sum())
@@ -78,7 +78,7 @@ class Bins:
 
 
 class Matching(NamedTuple):
-    """A score's match probabilities, with the doubt of images (N,) and the share of images that texts match, (T,)."""
+    """A score's match probabilities, with doubts of images (N,) and shares of images per text (T,)."""
 
     score: Score
     doubt: Tensor | None = None
@@ -86,25 +86,25 @@ class Matching(NamedTuple):
 
     @classmethod
     def of(cls, score: Score, evidence: Evidence | None, text: Gaussian) -> Matching:
-        """The match probabilities of a test set's images, which are a gallery, and of texts (T, D)."""
+        """Prepare the match probabilities of a test set's images, which are a gallery, and of texts (T, D)."""
         units, doubt = score.units, score.doubts(evidence, evidence)
         return cls(score, doubt, None if units is None else units.share(text.trace))
 
     def pairs(self, images: Tensor | slice, texts: Tensor | slice, scores: Tensor) -> Tensor | None:
-        """The probability of pairs from their scores and their places; None for a score without any."""
+        """Return the probability of pairs from their scores and places; None for a score without probabilities."""
         doubt = None if self.doubt is None else self.doubt[images]
         return self.score.match_probability(scores, doubt, 0.0 if self.share is None else self.share[texts])
 
 
 class MatchReliability(Bins):
-    """The match probability of every pair of a score matrix, from blocks of scores as they stream by."""
+    """The reliability of the match probabilities of all pairs, from blocks of a score matrix."""
 
     def __init__(self, relevance: Relevance, matches: Matching):
         super().__init__(LOG_ODDS)
         self.relevance, self.matches = relevance, matches
 
     def update(self, rows: slice, block: Tensor) -> None:
-        """Take the scores (b, T) of these images with all texts."""
+        """Add the scores (b, T) of these images with all texts."""
         images = torch.arange(rows.start, rows.stop).unsqueeze(1)
         probability = cast(Tensor, self.matches.pairs(images, slice(None), block)).cpu()
         row, item = self.relevance.within(rows)
@@ -112,19 +112,19 @@ class MatchReliability(Bins):
 
 
 def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
-    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C), doubts (N,) -> (N,)."""
+    """Return the softmax probability of the chosen class, max_c softmax(logits)_c: (N, C), doubts (N,) -> (N,)."""
     logits = upcast(logits)
     log_p = logits.amax(1) - logits.logsumexp(1) if doubt is None else hedge(logits.log_softmax(1), doubt).amax(1)
     return log_p.exp().clamp(max=1)  # rounding may give 1 + 1e-7
 
 
 def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:
-    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1. ValueError for other values."""
+    """Return the reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1. ValueError for others."""
     p, y = as_array(probability, np.float64), as_array(outcome, np.float64)
     if p.ndim != 1 or p.shape != y.shape:
         raise ValueError(f"probabilities {p.shape} and outcomes {y.shape}: give one of each per prediction")
     if not ((p >= 0) & (p <= 1)).all() or not np.isin(y, (0, 1)).all():
-        raise ValueError("probabilities must lie in [0, 1] and outcomes be 0 or 1: give sigmoid or softmax values")
+        raise ValueError("probabilities must be in [0, 1] and outcomes 0 or 1: give sigmoid or softmax values")
     bins = Bins(edges)
     bins.add(p, p[y == 1])
     return bins.reliability()

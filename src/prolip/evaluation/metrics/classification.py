@@ -1,4 +1,4 @@
-"""Classification metrics, shares in [0, 1], of scores (N, C); of equal scores the lower class wins."""
+"""Classification metrics, shares in [0, 1], of scores (N, C); for equal scores the lower class wins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prolip.evaluation.metrics import Array, as_array
 
 
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """The rank, from 1, of every own class: (N, C), (N,) -> (N,) int64. ValueError for labels out of range, and NaN."""
+    """Return the rank, from 1, of every own class: (N, C), (N,) -> (N,) int64. ValueError for bad labels, and NaN."""
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
         shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes}: give (samples, classes) and (samples,)")
@@ -28,13 +28,13 @@ def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def macro_f1(predicted: Array, labels: Array) -> float:
-    """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
+    """Return F1 averaged over the classes with a sample, as WILDS scores iWildCam: (N,), (N,)."""
     truth = as_array(labels)
     return float(sk.f1_score(truth, as_array(predicted), labels=np.unique(truth), average="macro", zero_division=0))
 
 
 def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """What a single-label task reports: `top1`, `top5`, `mean_per_class_recall`, `macro_f1`, `classes`."""
+    """Compute the metrics `top1`, `top5`, `mean_per_class_recall`, `macro_f1` and `classes` of a single-label task."""
     ranks, predicted, classes = label_ranks(scores, labels), as_array(scores.argmax(1)), scores.shape[1]
     out = {f"top{k}": float((ranks <= k).double().mean()) for k in (1, 5) if k <= classes}
     truth = as_array(labels)
@@ -43,7 +43,7 @@ def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def average_precision(scores: Array, targets: Array) -> np.ndarray:
-    """Average precision of every class over the samples, NaN for a class without any: (N, C), (N, C) -> (C,)."""
+    """Return the average precision of every class over the samples, NaN without one: (N, C), (N, C) -> (C,)."""
     scores, targets = as_array(scores, np.float64), as_array(targets).astype(bool)
     if scores.shape != targets.shape or scores.ndim != 2:
         raise ValueError(f"scores {scores.shape} and targets {targets.shape}: give (samples, classes) twice, multi-hot")
@@ -51,13 +51,13 @@ def average_precision(scores: Array, targets: Array) -> np.ndarray:
         raise ValueError("there are NaN scores: look for a diverged model before ranking")
     out = np.full(scores.shape[1], np.nan)
     for c in np.flatnonzero(targets.any(0)):
-        # It depends on the order alone, and scikit-learn refuses infinite scores: give it the order.
+        # It depends only on the order, and scikit-learn refuses infinite scores: pass the order.
         out[c] = sk.average_precision_score(targets[:, c], np.unique(scores[:, c], return_inverse=True)[1])
     return out
 
 
 def multilabel(scores: Array, targets: Array) -> dict[str, float]:
-    """`mAP` of the classes with a sample, and `mAP_all_classes` with 0 for the others, as clip_benchmark counts."""
+    """Return `mAP` of the classes with a sample, and `mAP_all_classes` with 0 for the others (clip_benchmark)."""
     ap = average_precision(scores, targets)
     present = ~np.isnan(ap)
     out = {"mAP": float(ap[present].mean()) if present.any() else float("nan")}

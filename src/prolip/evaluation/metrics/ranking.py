@@ -1,6 +1,6 @@
 """Retrieval metrics from ranks, shares in [0, 1] (`rsum`: percent); equal scores are ranked by gallery index.
 
-Averages leave out queries without a match; R@k is left out for a k beyond the gallery.
+Averages ignore queries without a match; there is no R@k for a k beyond the gallery.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 from prolip.evaluation.metrics.bootstrap import Statistic, combine, mean_of
 
 KS, WAYS = (1, 5, 10), ("i2t", "t2i")
-#: Labels in which a plausible match may differ, and the queries that it is looked for at a time.
+#: Numbers of labels in which a plausible match may differ; queries at a time.
 ZETAS, QUERIES = (0, 1, 2), 256
 
 
 class Ranking(NamedTuple):
-    """What the metrics need of every query's ranked gallery; all (Q,)."""
+    """Numbers of every query's ranked gallery that metrics need; all (Q,)."""
 
     first: Tensor  # rank of the first match, from 1; 0 without a match
-    matches: Tensor  # R, how many there are
-    ap_at_r: Tensor  # NaN without a match, and so is r_precision
+    matches: Tensor  # R, the number of matches
+    ap_at_r: Tensor  # NaN without a match, like r_precision
     r_precision: Tensor
 
     def hit(self, k: int) -> Tensor:
-        """(Q,) bool: a match stands among the first k."""
+        """Return (Q,) bool, True for a match among the first k."""
         return (self.first > 0) & (self.first <= k)
 
     @property
     def answerable(self) -> Tensor:
-        """(Q,) bool: the gallery holds a match."""
+        """True for queries with a match in the gallery, (Q,) bool."""
         return self.first > 0
 
 
@@ -46,12 +46,12 @@ def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
 
 
 def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
-    """R@k, mAP@R, R-Precision and median_rank of the queries that have a match, and the counts of queries."""
+    """Return R@k, mAP@R, R-Precision and median_rank of queries with a match, and the counts of queries."""
     return {name: one.value for name, one in _means(ranking, "", ks).items()} | _counts(ranking)
 
 
 def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence[int] = KS) -> dict[str, Statistic]:
-    """The metrics of two rankings that are means over queries; texts: the name of the queries from text to image."""
+    """Return the metrics of two rankings that are means over queries; texts: the name of the queries of `t2i`."""
     out: dict[str, Statistic] = {}
     sides = (("i2t", i2t, "images", len(t2i.first)), ("t2i", t2i, texts, len(i2t.first)))
     for way, ranking, queries, gallery in sides:
@@ -67,7 +67,7 @@ def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence
 
 
 def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`summarise` of two rankings, `i2t/...` and `t2i/...`, and `rsum`, as `statistics_of`."""
+    """Return `summarise` of two rankings, `i2t/...` and `t2i/...`, and `rsum`, as `statistics_of`."""
     found, out = statistics_of(i2t, t2i, ks=ks), dict[str, float]()
     for way, ranking in zip(WAYS, (i2t, t2i)):
         out |= {name: one.value for name, one in found.items() if name.startswith(f"{way}/")}
@@ -76,7 +76,7 @@ def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[
 
 
 def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
-    """The names of the metrics of `both_directions`, of so many images and texts."""
+    """Return the names of the metrics of `both_directions`, for so many images and texts."""
     i2t, t2i = (Ranking(*(torch.ones(queries),) * 4) for queries in (images, texts))
     return list(both_directions(i2t, t2i))
 
@@ -84,10 +84,10 @@ def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
 def plausible_match(
     scores: Callable[[slice], Tensor], query_labels: Tensor, gallery_labels: Tensor
 ) -> dict[str, float]:
-    """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
+    """Return R-Precision if a pair matches when its labels differ in at most zeta places, PCME 4.1.1 and C.1.
 
-    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label is left out on
-    both sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
+    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; inputs without a label are ignored
+    on both sides. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
     """
     query_labels, gallery_labels = query_labels.bool(), gallery_labels.bool()
     if query_labels.shape[1:] != gallery_labels.shape[1:] or query_labels.dim() != 2:
@@ -112,7 +112,7 @@ def plausible_match(
 
 
 def chance_recall(matches: Tensor, gallery: int, k: int) -> float:
-    """Expected recall@k of a random order: the mean of 1 - C(G - R, k) / C(G, k) over queries with R > 0 matches."""
+    """Return the expected recall@k of a random order: mean of 1 - C(G - R, k) / C(G, k) over queries with R > 0."""
     counts = matches[matches > 0].cpu().numpy()
     return float(1 - hypergeom.pmf(0, gallery, counts, min(k, gallery)).mean()) if len(counts) else float("nan")
 

@@ -1,4 +1,4 @@
-"""Scores of all pairs in bounded memory, and ranks from them: a rank is one plus the items above, nothing is sorted."""
+"""Scores of all pairs in bounded memory, and ranks from them without sorting: one plus the number of items above."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prolip.scores import CSDScore, MeanScore, Score, largest
 
 #: Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings.
 BLOCK, ROWS = 2**22, 64
-#: A query with this many matches is sorted: a stable sort costs about as much as that many counts, measured.
+#: A query with this many matches is sorted: a stable sort costs about as much as this many counts.
 SORT_FROM = 256
 
 Index = slice | Tensor
@@ -26,17 +26,17 @@ Rows = Callable[[slice], Tensor]
 
 
 class Relevance(NamedTuple):
-    """Which gallery items match which query, as pairs sorted by query, each pair once."""
+    """Matches of queries with gallery items, as pairs sorted by query, each pair once."""
 
     query: Tensor  # (P,) int64
     item: Tensor
-    queries: int  # how many there are
+    queries: int  # number of queries
     gallery: int
-    absent: Tensor  # (Q,), matches of a query that the gallery does not hold, which count in R: never retrieved
+    absent: Tensor  # (Q,), matches of a query outside of the gallery: they count in R, but are never retrieved
 
     @classmethod
     def from_pairs(cls, query: Indices, item: Indices, queries: int, gallery: int) -> Relevance:
-        """Pairs in any order, repeats dropped. Raises ValueError for an index outside."""
+        """Build from pairs in any order, without repeats. Raises ValueError for an index outside."""
         q, i = (torch.as_tensor(x, dtype=torch.int64).reshape(-1).cpu() for x in (query, item))
         for name, x, size in (("query", q, queries), ("item", i, gallery)):
             if len(outside := x[(x < 0) | (x >= size)]):
@@ -48,13 +48,13 @@ class Relevance(NamedTuple):
 
     @classmethod
     def from_dense(cls, relevant: Tensor) -> Relevance:
-        """A boolean (Q, G) matrix."""
+        """Build from a boolean (Q, G) matrix."""
         query, item = relevant.bool().nonzero(as_tuple=True)
         return cls.from_pairs(query, item, *relevant.shape)
 
     @classmethod
     def from_ids(cls, matches: Mapping[int, Iterable[int]], query_ids: Indices, gallery_ids: Indices) -> Relevance:
-        """Annotations by id: `matches` of a query's id; a matching id that is not in the gallery counts as absent."""
+        """Build from annotations by id: `matches` of a query's id; matching ids outside of the gallery are absent."""
         place = {int(key): i for i, key in enumerate(gallery_ids)}
         query, item, absent = [], [], torch.zeros(len(query_ids), dtype=torch.int64)
         for i, key in enumerate(query_ids):
@@ -66,29 +66,29 @@ class Relevance(NamedTuple):
         return cls.from_pairs(query, item, len(query_ids), len(gallery_ids))._replace(absent=absent)
 
     def within(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The pairs of some queries: (row, counted from the first of `rows`; item)."""
+        """Return the pairs of some queries: (row, counted from the first of `rows`; item)."""
         pairs = _run(self.query, rows)
         return self.query[pairs] - rows.start, self.item[pairs]
 
     def transposed(self) -> Relevance:
-        """The other direction; matches that are absent here are unknown there, and are dropped."""
+        """Return the other direction; absent matches are unknown there and dropped."""
         return Relevance.from_pairs(self.item, self.query, self.gallery, self.queries)
 
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores of images against texts, computed when asked for; larger is nearer."""
+    """Scores of images against texts, computed on demand; larger is nearer."""
 
     images: int
     texts: int
     block: Callable[[Index, Index], Tensor]  # (rows, columns) -> (r, c)
-    shortlist: int = 0  # of each row, the coarse top ones are re-scored by `paired` and always rank first
+    shortlist: int = 0  # of each row, `paired` scores the coarse top again; they always rank first
     coarse: Any = None  # as `block`
     paired: Any = None  # int64 indices of images and texts, (N,) each -> (N,)
 
     @classmethod
     def from_matrix(cls, matrix: Tensor | np.ndarray) -> PairScores:
-        """A matrix in memory, images in rows: (N, M)."""
+        """Build from a matrix in memory, images in rows: (N, M)."""
         scores = torch.as_tensor(matrix)
 
         def block(rows: Index, columns: Index) -> Tensor:
@@ -99,9 +99,9 @@ class PairScores:
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
-        """The scores of image (N, D), text (M, D), csd by default; an asymmetric score takes images first, always."""
+        """Build from image (N, D), text (M, D), by CSD by default; an asymmetric score always takes images first."""
         score = CSDScore() if score is None else score
-        own: Any = score  # one with a shortlist has `coarse` and `paired`
+        own: Any = score  # a score with a shortlist has `coarse` and `paired`
         means, traces = [z.float().mean for z in (image, text)], (image.trace, text.trace)  # once, not by block
         if type(score) is MeanScore:
             means = [F.normalize(mean, dim=-1) for mean in means]
@@ -124,19 +124,19 @@ class PairScores:
         return cls(len(image.mean), len(text.mean), block, score.shortlist, coarse, paired)
 
     def image_rows(self, rows: slice) -> Tensor:
-        """Some images against all texts."""
+        """Score some images against all texts."""
         if not 0 < self.shortlist < self.texts:
             return self.block(rows, slice(None))
         return self._listed(self.coarse(rows, slice(None)), lambda i, j: self.paired(i + rows.start, j))
 
     def text_rows(self, rows: slice) -> Tensor:
-        """Some texts against all images."""
+        """Score some texts against all images."""
         if not 0 < self.shortlist < self.images:
             return self.block(slice(None), rows).mT
         return self._listed(self.coarse(slice(None), rows).mT, lambda j, i: self.paired(i, j + rows.start))
 
     def _listed(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
+        """Return scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
         near = largest(coarse, self.shortlist)
         row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
         again = paired(row.flatten(), near.flatten()).view_as(near).double()
@@ -144,11 +144,11 @@ class PairScores:
         return (coarse + behind).scatter_(1, near, again)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Images against all texts, some images at a time, as `row_blocks` gives them."""
+        """Yield images against all texts, some images at a time, as `row_blocks`."""
         return row_blocks(self.image_rows, self.images, self.texts)
 
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
-        """Only these images and texts, int64 indices in the order that breaks ties."""
+        """Return the scores of some images and texts, int64 indices in the order that breaks ties."""
 
         def within(scores: Any) -> Any:
             return lambda i, j: scores(images[i], texts[j])
@@ -160,7 +160,7 @@ class PairScores:
 def row_blocks(
     scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] = lambda rows: True
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a score matrix, BLOCK scores or ROWS rows at a time; wanted: whether rows are scored at all."""
+    """Yield rows of a score matrix, BLOCK scores or ROWS rows at a time, except rows that the filter skips."""
     step = max(ROWS, BLOCK // max(gallery, 1))
     for rows in (slice(start, min(start + step, queries)) for start in range(0, queries, step)):
         if not wanted(rows):
@@ -168,7 +168,7 @@ def row_blocks(
         block = scores(rows)
         if block.shape != (shape := (rows.stop - rows.start, gallery)):
             what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}"
-            raise ValueError(f"{what}, wanted {shape}: give a row for each query, a column for each gallery item")
+            raise ValueError(f"{what}, expected {shape}: give a row for each query, a column for each gallery item")
         refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
 
@@ -181,14 +181,14 @@ class Nearest:
         self.item = torch.full((queries,), -1, dtype=torch.int64)
 
     def update(self, rows: slice, block: Tensor) -> None:
-        """Take the scores (b, G) of these queries; of equal scores the lower index wins."""
+        """Add the scores (b, G) of these queries; of equal scores the lower index wins."""
         item = block.argmax(1)
         self.item[rows] = item.cpu()
         self.score[rows] = block.gather(1, item.unsqueeze(1)).squeeze(1).double().cpu()
 
 
 def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
-    """The ranking of every relevance from one pass over the rows of scores, which updates `others` (`Nearest`)."""
+    """Rank by every relevance in one pass over the rows of scores, which also updates `others` (`Nearest`)."""
     shapes = {(r.queries, r.gallery) for r in relevances}
     if len(shapes) != 1:
         raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")
@@ -211,14 +211,14 @@ def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()
 
 
 def rank(scores: Rows, relevance: Relevance, *others: Any) -> tuple[Ranking, Nearest]:
-    """Ranks of the matches and first places of one direction, from one pass that `others` share."""
+    """Return ranks of the matches and first places of one direction, from one pass that `others` share."""
     nearest = Nearest(relevance.queries)
     (ranking,) = rank_sparse(scores, relevance, others=[nearest, *others])
     return ranking, nearest
 
 
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,)."""
+    """Return the rank, from 1, of item `item` in row `row` of scores (b, G), for P pairs sorted by row: (P,)."""
     many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
     ranks, table = torch.empty_like(row), scores.contiguous().numpy()
     if many.any():
@@ -236,12 +236,12 @@ def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
 
 
 def _run(query: Tensor, rows: slice) -> slice:
-    """The pairs of some rows among pairs sorted by query."""
+    """Return the pairs of some rows among pairs sorted by query."""
     return slice(*torch.searchsorted(query, torch.tensor([rows.start, rows.stop])).tolist())
 
 
 def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
-    """The values of every query from the ranks (P,) of its matches.
+    """Compute the values of every query from the ranks (P,) of its matches.
 
     With r_1 < r_2 < ... the ranks of the R matches: AP@R = 1/R sum_{r_i <= R} i / r_i; R-Precision = #{r_i <= R} / R.
     """
@@ -260,14 +260,14 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
 
 
 def check_fit(scores: PairScores, relevance: Relevance) -> None:
-    """Raise ValueError unless the relevance is of these images and texts."""
+    """Raise ValueError unless the relevance belongs to these images and texts."""
     if (relevance.queries, relevance.gallery) != (scores.images, scores.texts):
         given = f"relevance of {relevance.queries} images and {relevance.gallery} texts"
-        raise ValueError(f"{given} for scores of {scores.images} and {scores.texts}: both must count the same")
+        raise ValueError(f"{given} for scores of {scores.images} and {scores.texts}: give equal counts")
 
 
 def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
+    """Compute `both_directions` without the matrix; relevance: images x texts, many-to-many."""
     check_fit(scores, relevance)
     (i2t,) = rank_sparse(scores.image_rows, relevance)
     (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())

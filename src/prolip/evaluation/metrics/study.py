@@ -1,4 +1,4 @@
-"""How well uncertainty predicts errors, and probabilities come true, on any task."""
+"""Study of how well uncertainty predicts errors, and how well probabilities are calibrated, on any task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import selective_metrics
 from prolip.evaluation.metrics.streaming import Index, Nearest, PairScores, Relevance, check_fit, rank_sparse
 
-#: The uncertainty of some pairs of an image and a text or class, (N,) places of either -> (N,); None: there is none.
+#: The uncertainty of some pairs of an image and a text or class, (N,) places of both -> (N,); None: unknown.
 OfPairs = Callable[[Tensor, Tensor], Tensor | None]
 
 
@@ -28,12 +28,12 @@ class Samples(NamedTuple):
 
     @classmethod
     def of(cls, error: Array, uncertainties: Mapping[str, Array]) -> Samples:
-        """Of tensors or arrays."""
+        """Convert tensors or arrays."""
         return cls(as_array(error, np.float64), {name: as_array(u, np.float64) for name, u in uncertainties.items()})
 
 
 class Study(NamedTuple):
-    """The errors and uncertainties of the queries, and the reliability of probabilities."""
+    """Errors and uncertainties of the queries, and reliability of probabilities."""
 
     samples: dict[str, Samples]
     reliability: dict[str, Reliability] = {}
@@ -41,7 +41,7 @@ class Study(NamedTuple):
     too_large_for: tuple[str, ...] = ()
 
     def metrics(self) -> dict[str, float]:
-        """`refusal/...` as `selective_metrics` names them, `calibration/...` as `Reliability.metrics` does."""
+        """Return `refusal/...`, named by `selective_metrics`, and `calibration/...`, named by `Reliability.metrics`."""
         out: dict[str, float] = {}
         for prefix, (error, uncertainties) in self.samples.items():
             out |= selective_metrics(error, uncertainties, prefix)
@@ -52,7 +52,7 @@ class Study(NamedTuple):
 
 
 def predict(scores: PairScores, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest class of every image, (N,), and the rank of its own one, (N,); of equal scores the lower class."""
+    """Return the nearest class of every image, (N,), and the rank of its own class, (N,); the lower class wins ties."""
     parts = [(block.argmax(1), label_ranks(block, labels[rows])) for rows, block in scores.blocks()]
     predicted, ranks = (torch.cat(column) for column in zip(*parts))
     return predicted, ranks
@@ -66,11 +66,11 @@ def study_classification(
     classes: Tensor | None = None,
     of_pairs: OfPairs = lambda images, classes: None,
 ) -> tuple[Tensor, Tensor, Study]:
-    """Predict and study a single-label task by one pass: the nearest class, the rank of the own one, (N,), the study.
+    """Predict and study a single-label task in one pass: the nearest class, the rank of the own one, (N,), the study.
 
-    labels (N,); matches: of what made the scores; image (N,), classes (C,): uncertainties, None for a model without.
-    Refused by `score` (the negative of the best), `image`, `pair` (plus that of the class chosen, or `of_pairs`).
-    `calibration/confidence`: of the class chosen, by softmax; `match`: of all pairs; `match_top1`: of the best ones.
+    labels (N,); matches: of the score; image (N,), classes (C,): uncertainties, None for a model without.
+    Refused by `score` (the negative of the best), `image`, `pair` (plus that of the chosen class, or `of_pairs`).
+    `calibration/confidence`: of the chosen class, by softmax; `match`: of all pairs; `match_top1`: of the best pairs.
     """
     labels = labels.cpu()
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
@@ -102,14 +102,14 @@ def study_retrieval(
     text: Tensor | None = None,
     of_pairs: OfPairs = lambda images, texts: None,
 ) -> tuple[list[Ranking], list[Ranking], Study]:
-    """Rank and study a retrieval task by one pass per direction: images to texts and texts to images by each relevance.
+    """Rank and study a retrieval task in one pass per direction: images to texts and texts to images, by relevance.
 
-    relevances: images x texts, of which the first is studied; the rest as in `study_classification`. Error: no match in
-    the first place. Refused by `score`, the uncertainty of the query, of the item in first place, and of both (`pair`),
-    so `auroc` is R-AUROC across modalities.
+    relevances: images x texts, the first is studied; other arguments as in `study_classification`. Error: no match in
+    first place. Refused by `score`, the uncertainty of the query, of the item in first place, and of both (`pair`), so
+    `auroc` is R-AUROC across modalities.
     """
     check_fit(scores, relevances[0])
-    pairs = _pairs(relevances[0], matches)  # of one direction: they are the same in both
+    pairs = _pairs(relevances[0], matches)  # of one direction, as both have the same pairs
     texts, images = Nearest(scores.images), Nearest(scores.texts)
     i2t = rank_sparse(scores.image_rows, *relevances, others=[texts] if pairs is None else [texts, pairs])
     t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in relevances), others=[images])
@@ -129,14 +129,14 @@ def study_retrieval(
 
 
 def _pairs(relevance: Relevance, matches: Matching) -> MatchReliability | None:
-    """The reliability of match probabilities, for scores that have them."""
+    """Return the reliability of match probabilities, for scores that have them."""
     return None if matches.score.match_probability(torch.zeros(0)) is None else MatchReliability(relevance, matches)
 
 
 def _samples(
     wrong: Tensor, nearest: Nearest, sides: Mapping[str, Tensor | None], of_pairs: OfPairs, kept: Index = slice(None)
 ) -> Samples:
-    """The queries of one direction; sides: the uncertainties of the queries and of the gallery, in this order."""
+    """Collect the queries of one direction; sides: the uncertainties of queries and gallery, in this order."""
     (name, asked), (other, gallery) = sides.items()
     uncertainties = {"score": -nearest.score}
     if asked is not None and gallery is not None:

@@ -1,4 +1,4 @@
-"""Tasks by name, each in one module: its texts, its metrics, and how well its uncertainty predicts errors."""
+"""Tasks by name, one per module: texts, metrics, and a study of how well uncertainty predicts errors."""
 
 from prolip.evaluation.tasks import association, classification, multilabel, retrieval
 from prolip.evaluation.tasks.base import Task

@@ -1,4 +1,4 @@
-"""Cues, each with some candidate images of which some belong to it (WinoGAViL)."""
+"""Cues with candidate images, of which some belong to the cue (WinoGAViL)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prolip.scores import Score
 
 
 class Candidates(NamedTuple):
-    """Of a cue: scores (n,) of candidates, larger is nearer, which belong to it (n,), and the places of both (n,)."""
+    """Candidates of a cue: scores (n,), larger is nearer, those that belong to it (n,), and places of both (n,)."""
 
     scores: Tensor
     associated: Tensor
@@ -28,19 +28,19 @@ class Candidates(NamedTuple):
 
 
 def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
-    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n are true."""
+    """Return |chosen and true| / |chosen or true| of every instance, (A,), for n nearest chosen if n are true."""
     values = []
     for scores, associated, *_ in instances:
         true = set(associated.nonzero().flatten().tolist())
         if not true:
-            raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
+            raise ValueError("an instance has no candidate that belongs to its cue: fetch the file of instances again")
         chosen = set(np.argsort(-as_array(scores, np.float64), kind="stable")[: len(true)].tolist())
         values.append(len(chosen & true) / len(chosen | true))
     return np.array(values)
 
 
 def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
-    """Which instances each of the metrics is over, (A,) bool: all, and those of some numbers of candidates."""
+    """Return the instances of each metric, (A,) bool: all, and those with some numbers of candidates."""
     sizes = np.array([len(instance.scores) for instance in instances])
     found = {"avg_jaccard_score": sizes > 0} | {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
     found |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
@@ -48,18 +48,18 @@ def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
 
 
 def texts(features: Features) -> tuple[list[str], None]:
-    """The cues as DataComp asks them: in lower case after "A" or, before a vowel, "An"."""
+    """Return the cues in DataComp's form: in lower case after "A" or, before a vowel, "An"."""
     cues = [instance.cue.lower() for instance in features.dataset.associations]
     return [f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}" for cue in cues], None
 
 
 def names(dataset: Dataset) -> list[str]:
-    """Of the numbers of candidates that there are."""
+    """Return the metric names for the numbers of candidates in the data."""
     return list(parts([Candidates(torch.zeros(len(one.images)), torch.empty(0)) for one in dataset.associations]))
 
 
 def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
-    """The candidates' scores against each cue. DamagedData where a candidate's image was left out."""
+    """Score the candidates of each cue. DamagedData if a candidate's image was left out."""
     row = {key: i for i, key in enumerate(features.keys)}
     text = text_gaussians(features)
     for number, instance in enumerate(features.dataset.associations):
@@ -73,13 +73,13 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
 
 
 def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
-    """Mean Jaccard over all instances and by number of candidates. ValueError for one without a true candidate."""
+    """Return mean Jaccard of all instances and by candidates' number. ValueError without a true candidate."""
     values = jaccards(scored)
     return {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """Mean Jaccard by number of candidates; its study: 1 - Jaccard, refused by the best score and the cue's trace."""
+    """Return mean Jaccard by number of candidates; the study refuses 1 - Jaccard by best score and the cue's trace."""
     scored, found = list(score_candidates(features, score)), None
     if study:
         uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}

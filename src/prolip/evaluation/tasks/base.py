@@ -1,4 +1,4 @@
-"""What a task is, and what several tasks read off features."""
+"""The parts of a task, and functions of features that several tasks share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from prolip.prompts.templates import class_prompts
 from prolip.scores import Score
 
 Metrics = dict[str, float]
-#: Images up to which R-AUROC is computed, as it takes their square of scores.
+#: Images up to which R-AUROC is computed, as its scores grow with their square.
 NEIGHBOURS = 50_000
 
 
 class Scored(NamedTuple):
-    """What a task gives for `TaskResult`."""
+    """The result of a task for `TaskResult`."""
 
     statistics: dict[str, Statistic]  # metrics that are functions of the queries
-    others: Metrics = {}  # further metrics, or all in their order
+    others: Metrics = {}  # additional metrics, or all in their order
     info: dict[str, Any] = {}
     study: Study | None = None
     queries: dict[str, Tensor] = {}  # values by name, (N,), such as the predicted class of each image
@@ -40,52 +40,52 @@ class Scored(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors."""
+    """One kind of task: its texts, its metrics with their names, and a study of its uncertainty."""
 
     main: str  # the metric to quote
-    #: The texts to embed; how many of them make each class, None: one text per item.
+    #: The texts to embed; the number per class, None: one text per item.
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
-    names: Callable[[Dataset], list[str]]  # of the metrics, before any is computed
-    score: Callable[[Features, Score, bool], Scored]  # the last: whether to study the uncertainty
+    names: Callable[[Dataset], list[str]]  # names of the metrics, before they are computed
+    score: Callable[[Features, Score, bool], Scored]  # True as the last argument adds a study
 
 
 def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
-    """All prompts of the classes, and how many make each."""
+    """Return all prompts of the classes, and their number per class."""
     return class_prompts(features.dataset.classnames, features.dataset.templates)
 
 
 def pair_scores(features: Features, score: Score) -> PairScores:
-    """Images against texts, computed when asked for."""
+    """Return scores of images against texts, computed on demand."""
     return PairScores.from_gaussians(features.image, text_gaussians(features), score)
 
 
 def score_matrix(features: Features, score: Score) -> Tensor:
-    """All scores at once, (images, texts)."""
+    """Compute all scores at once, (images, texts)."""
     return torch.cat([block for _, block in pair_scores(features, score).blocks()])
 
 
 def own_labels(features: Features) -> Tensor:
-    """The labels. ValueError where the files have none."""
+    """Return the labels. ValueError if the files have none."""
     if features.labels is None:
         why = f"{features.dataset.source} has no labels (.cls), only metadata (.npy)"
-        raise ValueError(f"{why}: sets of faces are scored by prolip eval datacomp")
+        raise ValueError(f"{why}: score face sets with prolip eval datacomp")
     return features.labels
 
 
 def text_gaussians(features: Features) -> Gaussian:
-    """The Gaussians of the texts. ValueError where only images were embedded."""
+    """Return the Gaussians of the texts. ValueError if only images were embedded."""
     if features.text is None:
         raise ValueError(f"the features of {features.dataset.name} have no texts: use compute_features")
     return features.text
 
 
 def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
-    """The uncertainty of the model's method, also where another score ranks: (N, D) -> (N,)."""
+    """Return the uncertainty of the model's method, also if another score ranks: (N, D) -> (N,)."""
     return features.model.scored_by().uncertainty
 
 
 def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
-    """What `study_classification` and `study_retrieval` take after the scores and their labels."""
+    """Return the arguments of `study_classification` and `study_retrieval` after the scores and their labels."""
     text, own, known = text_gaussians(features), features.model.scored_by(), features.model.probabilistic
     uncertainties = (own.uncertainty(z) if known else None for z in (features.image, text))
 
@@ -96,7 +96,7 @@ def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
 
 
 def with_neighbours(study: Study, features: Features) -> Study:
-    """The study with `refusal/R-AUROC` and `refusal/1-NN`, of NEIGHBOURS images or less, where they have classes."""
+    """Add `refusal/R-AUROC` and `refusal/1-NN` to a study, for at most NEIGHBOURS images with classes."""
     labels = features.labels
     if labels is None or not features.model.probabilistic or len(labels) < 2:
         return study
@@ -107,15 +107,15 @@ def with_neighbours(study: Study, features: Features) -> Study:
 
 
 def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """`info` of metrics that were left out, {} where all are there."""
+    """Return the `info` of metrics that were left out, {} for none."""
     absent = [name for name in names if name not in metrics]
     return {"too_small_for": absent} if absent else {}
 
 
 def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
-    """`calibration/match` of all pairs and `calibration/match_top1` of each query's best one; {} without probabilities.
+    """Compute `calibration/match` of all pairs and `calibration/match_top1` of each query's best; {} if impossible.
 
-    groups: of each query, its pairs' scores, whether they match, the places of the image and of the text, (n,) each.
+    groups: of each query, scores of its pairs, True for matches, places of the image and of the text, (n,) each.
     """
     first = [int(scores.argmax()) for scores, *_ in groups]
     matches = Matching.of(score, features.evidence, text_gaussians(features))

@@ -1,4 +1,4 @@
-"""One class for each image: accuracy, and whether the images that are wrong are the uncertain ones."""
+"""One class for each image: accuracy, and a study of whether uncertain images are the wrong ones."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ TOP = 5
 
 
 def names(dataset: Dataset) -> list[str]:
-    """acc1, acc5 with five classes or more, mean_per_class_recall."""
+    """Return acc1, acc5 with at least five classes, mean_per_class_recall."""
     return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """`names`; where images choose or weigh the prompts, one half of them does it for the other, without a study."""
+    """Compute `names`; if images choose or weigh prompts, each half does it for the other, without a study."""
     labels, found, info = base.own_labels(features), None, dict[str, Any]()
     if features.prompts is not None:
         if study:
             why = f"classes of {features.rule} prompts differ between two halves of the images"
-            raise ValueError(f"{why}: no study of them is made")
+            raise ValueError(f"{why}: use other prompts for a study")
         classes = len(features.prompts.mean)
         predicted, ranks = torch.empty_like(labels), torch.empty_like(labels)
         for rows, weights in cross_weights(features, features.prompts, labels, score):

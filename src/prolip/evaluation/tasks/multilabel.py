@@ -20,7 +20,7 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """`multilabel`; its study: 1 - average precision of an image's classes, refused by the best score and the image."""
+    """Compute `multilabel`; the study refuses 1 - average precision of an image's classes by best score and image."""
     scores, labels, found = base.score_matrix(features, score), base.own_labels(features), None
     if study:
         error = 1 - average_precision(scores.mT, labels.mT)

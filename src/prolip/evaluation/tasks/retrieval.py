@@ -1,4 +1,4 @@
-"""Captions of images and images of captions, both directions, by the most complete labels that there are."""
+"""Retrieval of captions by images and of images by captions, by the most complete labels available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prolip.evaluation.tasks import base
 from prolip.evaluation.tasks.base import Metrics, Scored, Task
 from prolip.scores import Score
 
-#: Entry of a data set's info, by which it declares labels of its own -> the names of their metrics, and the metrics.
+#: Entry of a data set's info, that declares its own labels -> names of their metrics, and the metrics.
 EXTRA = {"caption_ids": (coco_labels.names_of_labels, coco_labels.metrics_of_labels)}
 
 
@@ -24,7 +24,7 @@ def texts(features: Features) -> tuple[list[str], None]:
 
 
 def names(dataset: Dataset) -> list[str]:
-    """Of both directions, `own/...`, and those of further labels."""
+    """Return the metric names of both directions, of `own/...` and of additional labels."""
     found = [*retrieval_names(images=min(dataset.size or 10, 10)), "mean_recall@1"]
     if dataset.relevance is not None or dataset.info.get("relevant_by") == "label":
         found += [f"own/{name}" for name in found]
@@ -33,9 +33,9 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def score_task(features: Features, score: Score, study: bool = False) -> Scored:
-    """Both directions by the most complete labels there are; where those are further ones, `own/...` by own captions.
+    """Score both directions by the most complete labels; if these are additional, also `own/...` by own captions.
 
-    Intervals draw an image with its own captions: clusters by further matches could make one of the whole set.
+    Intervals draw an image with its own captions: clusters by all matches could join the whole set.
     """
     scores, (own, complete) = base.pair_scores(features, score), relevance_of(features)
     labels, found = [own] if complete is None else [complete, own], None
@@ -61,7 +61,7 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
 
 
 def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
-    """Images x texts: each image's own captions, and the complete labels where there are more. DamagedData."""
+    """Return images x texts: each image's own captions, and the complete labels if there are more. DamagedData."""
     owners, images = features.owners, len(features.keys)
     assert owners is not None
     captions = torch.arange(len(owners))
@@ -79,7 +79,7 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     row = {key: i for i, key in enumerate(features.keys)}
     if strange := [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]:
         what = f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions"
-        raise DamagedData(f"{what}, such as {strange[0]}: the list belongs to other shards")
+        raise DamagedData(f"{what}, such as {strange[0]}: give the list of these shards")
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
     image, text = torch.cat([owners, further[:, 0]]), torch.cat([captions, further[:, 1]])
     return own, Relevance.from_pairs(image, text, images, len(owners))

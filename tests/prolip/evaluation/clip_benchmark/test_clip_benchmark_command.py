@@ -61,15 +61,15 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "model": (["--model", "ProLIP-ViT-B16"], "did you mean ProLIP-ViT-B-16"),
         "no weights": (["--model", "ProLIP-ViT-test"], "give --pretrained FILE"),
         "two weights": (["--model", ours, "--pretrained", "x"], "drop one"),
-        "pairs": (["--pretrained_model", "ViT-B-32"], "want 'model,pretrained'"),
-        "caption": (["--dataset_root", str(folders / "pairs"), "--task", "captioning"], "writes no captions"),
+        "pairs": (["--pretrained_model", "ViT-B-32"], "use 'model,pretrained'"),
+        "caption": (["--dataset_root", str(folders / "pairs"), "--task", "captioning"], "cannot write captions"),
         "task": (["--task", "zeroshot_retrieval"], "choose zeroshot_classification or linear_probe"),
         "root's field": (["--dataset_root", "{name}"], "use {dataset}, {dataset_cleaned}"),
-        "output": (["--output", "{modell}.json"], "has a field that is not known"),
+        "output": (["--output", "{modell}.json"], "has an unknown field"),
         "classifier in a file": (["--save_clf", "run/config.json/clf.pt"], "config.json is a file"),
-        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has neither"),
-        "one file": (["--language", "en", "de", "--output", "x.json"], "would both be written to x.json"),
-        "cache": (["--wds_cache_dir", "cache"], "fetch the data set by hf download"),
+        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has no model"),
+        "one file": (["--language", "en", "de", "--output", "x.json"], "would both write x.json"),
+        "cache": (["--wds_cache_dir", "cache"], "use hf download"),
         "amp": (["--amp", "--no_amp"], "contradict"),
     }
 
@@ -137,4 +137,4 @@ def test_a_damaged_sample_is_one_line_that_names_it(ours, member, data, reported
     mini.write_shards(root / "test", [(f"s{number}", sample) for number, sample in enumerate(samples)])
     said = refusal(capsys, lambda _: evaluate(root, "--model", ours, workers=workers))
     (line,) = (line for line in said.splitlines() if "error" in line or "Traceback" in line)
-    assert re.search(rf"error: sample 's2' of \S*set\S*: {reported}.*Fetch this file again; ", line)
+    assert re.search(rf"error: sample 's2' of \S*set\S*: {reported}.*Fetch this file again, ", line)

@@ -45,8 +45,8 @@ def test_other_classes_models_tasks_and_the_same_images_are_refused(folders, our
     assert "these are 3" in refused(folders / "few", "--model", ours)
     assert "these very images" in refused(root / "pool", "--model", ours)
     assert "has other weights" in refused(folders / "single", "--model", mini.prolip_folder(tmp_path / "other", seed=9))
-    assert "drop it" in refused(folders / "pairs", "--model", ours)
-    assert "drop it" in refused(folders / "single", "--model", theirs[0], "--pretrained", theirs[1])
+    assert "remove it" in refused(folders / "pairs", "--model", ours)
+    assert "remove it" in refused(folders / "single", "--model", theirs[0], "--pretrained", theirs[1])
     words = f"eval --dataset wds/single --dataset_root {folders}/single --num_workers 0 --quiet --model".split()
     clip_benchmark([*words, ours, "--prompts", str(root / "w.json")])  # the file is named by the weights
     assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]

@@ -52,7 +52,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_b
     (folder / "wds_geode_test" / "test" / "0.tar").unlink()
     ended(2, copied.words(out, "--tasks", *NAMES))
     said, error = capsys.readouterr()
-    assert f"2 of {len(FEW)} datasets cannot be read" in said
+    assert f"2 of {len(FEW)} data sets cannot be read" in said
     assert f"hf download --repo-type dataset nlphuji/winogavil --local-dir {folder}/winogavil" in said
     assert "WinoGAViL: no folder winogavil" in said and "GeoDE:" in said and "0.tar" in said
     assert "--allow-missing" in error and not out.exists()
@@ -60,13 +60,13 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_b
     assert sorted(keys(out)) == sorted(set(NAMES) - {"misc/winogavil", "fairness/geode"})
     assert set(outcome.missing) == {"misc/winogavil", "fairness/geode"}
     assert outcome.rows[0].averages == {}
-    assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
+    assert "no Retrieval, 2 of 3 tasks are available; missing: WinoGAViL." in capsys.readouterr().out
 
 
 def test_the_wrong_folder_is_said_to_be_one(suite, tmp_path, capsys):
     for wrong in (suite.data.parent, suite.data / "wds_mnist_test"):
         ended(2, suite.words(tmp_path / "out", "--tasks", "mnist", "--data", wrong))
-        assert f"{wrong} holds" in (said := capsys.readouterr().out) and "--data is the folder right above" in said
+        assert f"{wrong} has" in (said := capsys.readouterr().out) and "give --data the folder directly above" in said
 
 
 def test_a_damaged_dataset_fails_alone_and_is_evaluated_when_it_is_repaired(copied, tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_what_was_finished_before_is_said_and_gets_no_plots(suite, tmp_path, cap
     suite.run(out, "--tasks", "mnist")
     assert "are finished" not in capsys.readouterr().out
     suite.run(out, "--tasks", "mnist", "cifar10", "--plots")
-    assert f"1 of 2 tasks are finished and get no plots: their results in {tmp_path}" in capsys.readouterr().out
+    assert f"1 of 2 tasks are finished and get no plots: their results stay in {tmp_path}" in capsys.readouterr().out
     (plots,) = (out / "plots").iterdir()
     assert plots.name == "cifar10-csd" and {"risk_coverage.png", "by_decile.png"} <= {x.name for x in plots.iterdir()}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
@@ -138,7 +138,7 @@ def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_ta
     monkeypatch.setattr(catalogue, "open_wds", open_somewhere)
     found = catalogue.find_datasets(select_tasks(["gtsrb", "mnist", "cars", "stl10"]), "http://127.0.0.1:9")
     assert asked == ["GTSRB", "MNIST", "Stanford Cars"] and list(found.datasets) == ["mnist"]
-    assert list(found.missing) == ["gtsrb", "cars", "stl10"] and "not asked for" in found.missing["stl10"]
+    assert list(found.missing) == ["gtsrb", "cars", "stl10"] and "not tried" in found.missing["stl10"]
 
 
 def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path):
@@ -159,7 +159,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
         (["--similarity", "dot"], "dot"),
         (["--part", "2/2"], "from 0"),
         (["--published", "none"], "published_datacomp.py"),
-        (["--data", "nowhere"], "nowhere is no folder"),
+        (["--data", "nowhere"], "nowhere is not a folder"),
         (["--output", __file__], __file__),
         (["--save-features", __file__], "is a file: give a folder"),
         (["--prompts", "none.json"], "no file"),
@@ -200,8 +200,8 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
     words, pool, wide = ["--tasks", "cifar10", flickr], tmp_path / "pool.json", tmp_path / "wide.json"
     other = miniatures.prolip_folder(tmp_path / "other", seed=3)
     for message, *given in (
-        ("those of no task here", wide),
-        ("are both of one task", pool, pool),
+        ("belong to no task here", wide),
+        ("are of the same task", pool, pool),
         ("has other weights", pool, "--model", other),
     ):
         assert message in refusal(capsys, datacomp, *suite.words(out, *words, "--prompts", *given))

@@ -59,7 +59,7 @@ def test_averages_without_a_task_are_left_out_and_with_one_on_other_images_marke
     shown = [f"{mean(name):.1f}" for name in ("ImageNet", "IN dist. shifts", "Retrieval")]
     assert row == f"| {LABEL} | {shown[0]} | {shown[1]} | – | {shown[2]} | – |"
     for name, there in (("VTAB", "12 of 13"), ("Average", "37 of 38")):
-        assert f"{LABEL}: no {name}, {there} tasks are there; missing: SVHN." in text
+        assert f"{LABEL}: no {name}, {there} tasks are available; missing: SVHN." in text
     text = tables.to_markdown(report(small=["cars"]))
     assert rf"\* {LABEL}: Stanford Cars on 12 images instead of 8041 images." in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))

@@ -81,8 +81,8 @@ def test_the_table_of_uncertainty_has_a_line_per_query_and_its_values(ran):
     wanted = {"Error": 1 - metrics["acc1"], "AURC": metrics["refusal/image/aurc"]}
     wanted |= {"AURC by score": metrics["refusal/score/aurc"], "R-AUROC": metrics["refusal/R-AUROC"]}
     wanted |= {"ECE of matches": metrics["calibration/match/ece"]}
-    wanted |= {"Error, surest tenth": metrics["refusal/image/error_decile1"]}
-    wanted |= {"Error, least sure tenth": metrics["refusal/image/error_decile10"]}
+    wanted |= {"Error, most certain tenth": metrics["refusal/image/error_decile1"]}
+    wanted |= {"Error, least certain tenth": metrics["refusal/image/error_decile10"]}
     assert {name: found[name] for name in wanted} == {name: f"{value:.3f}" for name, value in wanted.items()}
     flickr = ran.results["retrieval/flickr_1k_test_image_text_retrieval", "csd"]["metrics"]
     assert cells("Flickr t2i")["Error"] == f"{1 - flickr['image_retrieval_recall@1']:.3f}"

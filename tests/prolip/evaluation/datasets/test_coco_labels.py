@@ -116,13 +116,13 @@ def test_what_is_missing_is_named(split, monkeypatch):
     scores = PairScores.from_matrix(torch.zeros(IMAGES, len(captions)))
     for rows, columns, message in (
         (images, [*captions[:-1], 10**6], f"1 of 250 annotated captions are missing, {captions[-1]} first"),
-        (images[:-1], captions, "49 image ids, 49 different ones, for 50 images"),
-        (images, [*captions[:-1], captions[0]], "250 caption ids, 249 different ones"),
+        (images[:-1], captions, "49 image ids, 49 of them distinct, for 50 images"),
+        (images, [*captions[:-1], captions[0]], "250 caption ids, 249 of them distinct"),
     ):
         with pytest.raises(ValueError, match=message):
             coco.label_set_metrics(scores, rows, columns, annotations)
     (folder / "cxc_image_to_caption.json").unlink()
-    with pytest.raises(FileNotFoundError, match="lacks cxc_image_to_caption.json.*pip install eccv_caption"):
+    with pytest.raises(FileNotFoundError, match="has no cxc_image_to_caption.json.*pip install eccv_caption"):
         coco.load_annotations(folder)
     monkeypatch.setattr(coco, "PACKAGE", "no_such_package_of_captions")
     with pytest.raises(FileNotFoundError, match="package no_such_package_of_captions is not installed"):

@@ -123,19 +123,19 @@ def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
         assert run(address, tmp_path / "out", *words) == 2 and not (tmp_path / "out/train.tar").exists()
         return capsys.readouterr().err
 
-    assert "among those drawn to train on (p0_" in refused("--test-data", f"wds:{root}")
+    assert "among the training images (p0_" in refused("--test-data", f"wds:{root}")
     few = write_set(tmp_path / "few", {"red car": 3, "green tree": 1, "blue sea": 2, "snow": 1})
     assert "no second image, one to train on and one to test on ('green tree')" in refused(address=few)
     empty = write_set(tmp_path / "empty", {"red car": 3, "green tree": 2, "blue sea": 0, "snow": 1})
     assert "have no test image ('blue sea')" in refused(address=empty)
     three = write_set(tmp_path / "three", {"red car": 3, "green tree": 2, "snow": 2})
-    assert "want 4 or more" in refused(address=three)
+    assert "give 4 or more" in refused(address=three)
     assert "has other classes" in refused("--test-data", f"wds:{three}")
     assert "one class per image" in refused(address=mini.wds_retrieval(tmp_path / "wds_pairs"))
     assert "--shots 0" in refused("--shots", "0") and "no {c}" in refused("--template", "a photo")
     assert run(root, tmp_path / "out") == 0
     assert run(root, tmp_path / "out") == 2
-    assert "train.tar is there already" in capsys.readouterr().err
+    assert "train.tar exists already" in capsys.readouterr().err
 
 
 def test_a_model_is_evaluated_on_both_parts_with_their_harmonic_mean(tmp_path, folder, capsys):

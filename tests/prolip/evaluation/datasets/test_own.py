@@ -97,7 +97,7 @@ def test_what_data_lack_is_named_or_counted(made, tmp_path):
     for path in photos.iterdir():
         path.with_suffix(".json").write_text("{}")
     for task, lacking in (("retrieval", "captions"), (None, "captions and no classes"), ("classification", "classes")):
-        with pytest.raises(ValueError, match=f"has no {lacking}: classes are in"):
+        with pytest.raises(ValueError, match=f"has no {lacking}: give classes in"):
             open_dataset(f"images:{photos}", task=task)
 
 

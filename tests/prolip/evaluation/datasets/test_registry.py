@@ -11,7 +11,7 @@ from prolip.data.faults import FaultCounter
 from prolip.evaluation import datasets
 from prolip.evaluation.datasets.registry import READERS, SetReader, open_dataset
 
-DOCS = Path(__file__).parents[4] / "docs" / "evaluation.md"
+DOCS = Path(__file__).parents[4] / "docs" / "guides" / "evaluation.md"
 
 
 def specs(root):

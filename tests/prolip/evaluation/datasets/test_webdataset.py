@@ -79,12 +79,12 @@ def test_the_fingerprint_follows_the_data_and_not_its_place_or_prompts(folder, t
 @pytest.mark.parametrize(
     "file, text, error, message",
     [
-        ("test/nshards.txt", None, FileNotFoundError, "no test/nshards.txt at .*holds classnames"),
-        ("test/nshards.txt", "two", DamagedData, "says 'two': want the number of shards"),
+        ("test/nshards.txt", None, FileNotFoundError, "no test/nshards.txt at .*has classnames"),
+        ("test/nshards.txt", "two", DamagedData, "has 'two': write the number of shards"),
         ("test/1.tar", None, FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
         ("zeroshot_classification_templates.txt", "", FileNotFoundError, "an empty one"),
         ("zeroshot_classification_templates.txt", "a {c}\na photo of it", DamagedData, "'a photo of it' has no {c}"),
-        ("dataset_type.txt", "segments", DamagedData, "'segments': want one of classification, multilabel, retrieval"),
+        ("dataset_type.txt", "segments", DamagedData, "'segments': use one of classification, multilabel, retrieval"),
     ],
 )
 def test_what_is_wrong_around_the_shards_is_known_before_they_are_read(folder, file, text, error, message):
@@ -99,7 +99,7 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path):
     (tmp_path / "wds_dev/test").rename(tmp_path / "wds_dev/dev")
     for given, wanted in (
         ("", f"it is one level too high: give {tmp_path}/wds_a"),
-        ("wds_a/test", f"it lies inside a data set: give {tmp_path}/wds_a."),
+        ("wds_a/test", f"it is inside a data set: give {tmp_path}/wds_a."),
         ("wds_dev", "it has the split dev: give --split dev"),
         ("wds_a/test/0.tar", "is a file: give the folder of the test set"),
         ("wds_b", "no test set at .*Did you mean wds_a"),
@@ -111,8 +111,12 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     "kind, members, words",
     [
-        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "a key ends at the first dot.*KEY.jpg beside KEY.cls$"),
-        ("multilabel", {"image": IMAGE, "npy": mini.array([1] * 7)}, "'image' is not an image suffix.*beside KEY.npy$"),
+        ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "a key ends at the first dot.*KEY.jpg next to KEY.cls$"),
+        (
+            "multilabel",
+            {"image": IMAGE, "npy": mini.array([1] * 7)},
+            "'image' is not an image suffix.*next to KEY.npy$",
+        ),
         ("retrieval", {"png": IMAGE}, "its images have no text with the same key"),
         ("retrieval", None, "not a tar archive but an HTML page"),
     ],
@@ -134,7 +138,7 @@ def test_a_set_of_which_nothing_can_be_used_is_refused_when_it_is_opened(tmp_pat
 def test_a_cut_shard_ends_the_evaluation_or_is_counted_with_its_name(folder):
     shard = folder / "test" / "0.tar"
     shard.write_bytes(shard.read_bytes()[:5000])
-    with pytest.raises(DamagedData, match="0.tar: broken shard: .*Fetch this file again; --skip-damaged"):
+    with pytest.raises(DamagedData, match="0.tar: broken shard: .*Fetch this file again, or use --skip-damaged"):
         list(open_wds(folder).samples())
     damage = FaultCounter()
     kept = [sample.key for sample in open_wds(folder, damage=damage).samples()]
@@ -146,9 +150,9 @@ def test_a_cut_shard_ends_the_evaluation_or_is_counted_with_its_name(folder):
 @pytest.mark.parametrize(
     "members, message",
     [
-        ({"cls": b"7"}, "'x' of .*0.tar: bad label: cls says '7'; classnames.txt has the classes 0 to 6"),
-        ({"cls": b"cat"}, "cls says 'cat'; classnames.txt has"),
-        ({"txt": b"no label"}, "missing label: members: png, txt; wanted cls"),
+        ({"cls": b"7"}, "'x' of .*0.tar: bad label: cls has '7'; classnames.txt has the classes 0 to 6"),
+        ({"cls": b"cat"}, "cls has 'cat'; classnames.txt has"),
+        ({"txt": b"no label"}, "missing label: members: png, txt; expected cls"),
         ({"cls": b"1", "npy": b"nonsense"}, "bad array"),
     ],
 )
@@ -166,7 +170,7 @@ def test_a_sample_that_makes_no_sense_is_named(tmp_path, members, message):
 def test_labels_of_another_width_and_pairs_of_another_form_are_refused(tmp_path):
     many = mini.wds_multilabel(tmp_path / "many")
     mini.write_classes(many, mini.CLASSES[:5])
-    with pytest.raises(DamagedData, match=r"bad label: an array \(7,\) of int64; wanted zeros and ones \(5,\)"):
+    with pytest.raises(DamagedData, match=r"bad label: an array \(7,\) of int64; expected zeros and ones \(5,\)"):
         list(open_wds(many).samples())
     pairs = mini.wds_retrieval(tmp_path / "pairs")
     (pairs / "test/relevance.json").write_text(json.dumps({"pairs": {"s0000001": [0, 5], "s0000003": [7]}}))

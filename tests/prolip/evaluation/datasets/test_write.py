@@ -78,7 +78,7 @@ def test_a_held_out_share_is_written_and_mistakes_write_nothing(made, tmp_path, 
     part = {sample.content for sample in open_dataset(made["csv"], "0.5").samples()}
     assert {sample.content for sample in open_dataset(f"shards:{tmp_path}/s").samples()} == part
     words = ("data", "shards", made["csv"], "--output", tmp_path / "s")
-    assert "holds files already" in refusal(capsys, lambda given: run(*given), *words)
+    assert "has files already" in refusal(capsys, lambda given: run(*given), *words)
 
 
 def test_an_image_that_cannot_be_read_ends_the_writing_or_is_left_out(tmp_path, capsys):

@@ -53,7 +53,7 @@ def test_missing_images_and_broken_zips_are_refused_and_bytes_that_changed_insid
     wino = mini.winogavil(tmp_path / "wino")
     archive = wino / "winogavil_images.zip"
     archive.write_bytes(archive.read_bytes()[:-100])
-    with pytest.raises(DamagedData, match="winogavil_images.zip is no whole zip"):
+    with pytest.raises(DamagedData, match="winogavil_images.zip is not a complete zip"):
         open_winogavil(wino)
     archive.unlink()
     with pytest.raises(FileNotFoundError, match="neither winogavil_images.zip nor winogavil_images/ in"):
@@ -75,7 +75,7 @@ def test_an_instance_that_makes_no_sense_is_named_by_its_row(tmp_path):
     for change, message in (
         ({"associations": ["nothing"]}, r"row 3: associations \['nothing'\] of"),
         ({"associations": []}, r"row 3: associations \[\] of"),
-        ({"candidates": '"bison"'}, "row 3: candidates is no JSON list of texts"),
+        ({"candidates": '"bison"'}, "row 3: candidates is not a JSON list of texts"),
     ):
         mini.winogavil(tmp_path)
         rows = rows_of(table)

@@ -42,9 +42,9 @@ def test_confidence_is_the_largest_softmax_probability():
     ("probability", "outcome", "message"),
     [
         ([0.5], [0, 1], "give one of each per prediction"),
-        ([1.5], [1], "must lie in"),
-        ([float("nan")], [1], "must lie in"),
-        ([0.5], [2], "outcomes be 0 or 1"),
+        ([1.5], [1], "must be in"),
+        ([float("nan")], [1], "must be in"),
+        ([0.5], [2], "outcomes 0 or 1"),
         ([], [], "no prediction was added"),
     ],
 )

@@ -94,7 +94,7 @@ def test_the_table_holds_every_figure():
         (lambda: selective.risk_coverage(np.zeros(3), np.zeros(2)), "give one of each per sample"),
         (lambda: selective.risk_coverage(np.zeros(0), np.zeros(0)), "at least one sample"),
         (lambda: selective.risk_coverage(np.zeros(2), np.array([1, np.nan])), "0 uncertainties and 1 errors are NaN"),
-        (lambda: selective.recall_auroc(clouds(1)[0], [0], [0]), "needs two samples or more"),
+        (lambda: selective.recall_auroc(clouds(1)[0], [0], [0]), "give two samples or more"),
         (lambda: selective.recall_auroc(clouds(3)[0], [0], [0]), "one class label each"),
     ],
 )

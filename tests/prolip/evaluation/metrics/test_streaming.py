@@ -123,7 +123,7 @@ def test_wrong_inputs_are_refused_by_name(in_blocks):
         Relevance.from_pairs([-1], [0], 23, 17)
     with pytest.raises(ValueError, match="one score matrix together"):
         large.rank_sparse(scores.__getitem__, relevance, relevance.transposed())
-    with pytest.raises(ValueError, match=r"shape \(23, 16\), wanted \(23, 17\)"):
+    with pytest.raises(ValueError, match=r"shape \(23, 16\), expected \(23, 17\)"):
         large.rank_sparse(lambda rows: scores[rows, :16], relevance)
     with pytest.raises(ValueError, match="relevance of 17 images and 23 texts for scores of 23 and 17"):
         large.retrieval(PairScores.from_matrix(scores), relevance.transposed())

@@ -1,1 +1,1 @@
-"""DataComp's evaluation suite: 38 tasks and two sets of faces, five averages, the paper's rows beside them."""
+"""DataComp's evaluation suite: 38 tasks, two sets of faces and five averages, next to the paper's rows."""

@@ -1,7 +1,7 @@
-"""The 38 tasks of DataComp and its two face sets: names, main metrics, groups of images, and where their data lie.
+"""The 38 tasks of DataComp and its two face sets: names, main metrics, groups of images, and places of the data.
 
 After mlfoundations/datacomp (Gadre et al., 2023): tasklist.yml, eval_utils/, aggregate_scores.py; and ProLIP B.2.
-Pascal VOC 2007 is of cropped objects, one class each.
+Pascal VOC 2007 has cropped objects, one class each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import listing
 
-#: The data directory that means: read each data set from the hub while it is evaluated.
+#: The data directory for reading each data set from the hub during its evaluation.
 HUB = "hf-hub"
 
 
@@ -33,22 +33,22 @@ class SuiteTask:
     name: str
     kind: Literal["classification", "retrieval", "association", "faces"]
     size: int  # test images (WinoGAViL: instances)
-    main_metric: str | None  # a key of the task's metrics, None for the face sets, which count in no average
+    main_metric: str | None  # a key of the task's metrics, None for the face sets, which are in no average
     classes: int | None  # of the published test set
-    tags: tuple[str, ...]  # the aggregates it belongs to
-    groups: tuple[str, ...]  # columns of the `.npy` beside each image
+    tags: tuple[str, ...]  # its aggregates
+    groups: tuple[str, ...]  # columns of the `.npy` next to each image
     repository: str  # the data set on the hub
-    streamed: str | None  # the one to read over the network, None without shards
-    folders: tuple[str, ...]  # names that its folder may have
+    streamed: str | None  # the repository to read over the network, None without shards
+    folders: tuple[str, ...]  # possible names of its folder
 
     @property
     def counted(self) -> bool:
-        """Whether it is one of the 38 of the average."""
+        """True for the 38 tasks of the average."""
         return self.main_metric is not None
 
 
 def read_task(line: Mapping[str, str]) -> SuiteTask:
-    """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
+    """Read a line of tasks.csv; without a repository it has clip_benchmark's layout, by the organisation djghosh."""
     folder = f"wds_{line['key'].removeprefix('fairness/').replace('/', '-')}_test"
     own = None if line["repository"] else f"djghosh/{folder}"
     values: dict[str, Any] = {name: value or None for name, value in line.items()}
@@ -65,21 +65,21 @@ BY_KEY = {task.key: task for task in TASKS}
 COUNTED = tuple(task for task in TASKS if task.counted)
 TAGS = ("imagenet", "shift", "vtab", "retrieval", "wilds", "fairness")
 COUNTED_TAG = "counted"
-#: The five figures of the paper's Table 1, each the mean of the main metrics of these tasks.
+#: The five averages of the paper's Table 1, each the mean of the main metrics of these tasks.
 _TAG = {"ImageNet": "imagenet", "IN dist. shifts": "shift", "VTAB": "vtab", "Retrieval": "retrieval"}
 AGGREGATES = {name: tuple(task.key for task in COUNTED if tag in task.tags) for name, tag in _TAG.items()}
 AGGREGATES["Average"] = tuple(task.key for task in COUNTED)
 
 
 class Aggregate(NamedTuple):
-    """The mean over the tasks that are there, and the keys of those that are not."""
+    """The mean over the available tasks, and the keys of the missing ones."""
 
     value: float
     missing: tuple[str, ...]
 
 
 def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
-    """The five figures of the paper's Table 1 from main metrics by key."""
+    """Return the five averages of the paper's Table 1 from main metrics by key."""
     out = {}
     for name, keys in AGGREGATES.items():
         there = [values[key] for key in keys if key in values]
@@ -89,7 +89,7 @@ def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
 
 
 def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
-    """The tasks of some keys, names ("Stanford Cars"), folders and tags ("vtab", "counted": the 38); all without."""
+    """Return tasks by keys, names ("Stanford Cars"), folders and tags ("vtab", "counted": the 38); default all."""
     known = {COUNTED_TAG: {task.key for task in COUNTED}}
     known |= {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
     for task in TASKS:
@@ -103,7 +103,7 @@ def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
 
 
 def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask, ...]:
-    """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
+    """Return this shard's tasks: the largest first, each to the shard with the fewest images, to balance times."""
     loads, mine = [0] * count, []
     for task in sorted(tasks, key=lambda task: (-task.size, task.key)):
         least = loads.index(min(loads))
@@ -113,19 +113,19 @@ def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask
     return tuple(task for task in tasks if task.key in mine)
 
 
-# --- where the data sets lie ------------------------------------------------------------------------------------------
+# --- places of the data sets ------------------------------------------------------------------------------------------
 class FoundSets(NamedTuple):
-    """The data sets that are there, by key, and why others cannot be read."""
+    """The available data sets, by key, and why others cannot be read."""
 
     datasets: dict[str, Dataset]
     missing: dict[str, str]
 
     def report(self, tasks: Sequence[SuiteTask], data_dir: str) -> str:
-        """What is missing and the commands that fetch it."""
+        """Return the missing data sets and the commands that download them."""
         root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
-        lines = [f"{len(self.missing)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
+        lines = [f"{len(self.missing)} of {len(tasks)} data sets cannot be read at {data_dir}:"]
         if not self.datasets and root != "DATA":
-            lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
+            lines = [f"{root} has {listing(root)}; give --data the folder directly above the data sets", *lines]
         for key, reason in self.missing.items():
             name, repository = BY_KEY[key].name, BY_KEY[key].repository
             lines.append(f"  {name}: {reason}")
@@ -135,7 +135,7 @@ class FoundSets(NamedTuple):
 
 
 def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
-    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub"."""
+    """Open the data set of a task: the first of its folders below `data_dir`, a folder, a URL, or "hf-hub"."""
     if is_local(data_dir) and data_dir != HUB:
         root = Path(local_path(data_dir))
         folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
@@ -145,7 +145,7 @@ def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None
         reader = open_caption_table if tabled else open_winogavil if task.kind == "association" else open_wds
         return reader(str(folder), name=task.name, damage=damage)
     if task.streamed is None:
-        raise FileNotFoundError("it is a table with a zip, which is read from a local folder only: fetch it")
+        raise FileNotFoundError("a table with a zip is readable from a local folder only: fetch it")
     places = [f"hf-hub:{task.streamed}"] if data_dir == HUB else [join(data_dir, name) for name in task.folders]
     for place in places:
         try:
@@ -156,21 +156,21 @@ def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None
 
 
 def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
-    """Open every data set and see that all shards are there; errors become entries of `missing`.
+    """Open every data set and check that it has all shards; errors become entries of `missing`.
 
-    After one address that does not answer, the others are not asked.
+    After one address does not answer, the others are not tried.
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
-        raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
+        raise FileNotFoundError(f"--data {data_dir} is not a folder: give the one above the data sets, or {HUB}")
     found, silent = FoundSets({}, {}), ""
     for task in tasks:
         try:
             if silent:
-                raise ConnectionError(f"not asked for, as {silent}")
+                raise ConnectionError(f"not tried, as {silent}")
             dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
             kind = "classification" if task.kind == "faces" else task.kind
             if dataset.kind != kind:
-                raise DamagedData(f"it is a {dataset.kind} set, wanted {kind}: is it the folder of another data set?")
+                raise DamagedData(f"it is a {dataset.kind} set, expected {kind}: give the folder of the right data set")
             found.datasets[task.key] = dataset
         except (OSError, ValueError) as error:
             found.missing[task.key] = str(error)

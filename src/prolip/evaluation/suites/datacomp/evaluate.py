@@ -1,7 +1,7 @@
-"""From features to DataComp's metrics: shares in [0, 1], keys as DataComp's own `eval_results.jsonl` names them.
+"""DataComp's metrics from features: shares in [0, 1], with the keys of DataComp's own `eval_results.jsonl`.
 
-Where DataComp's code and its intention differ (FMoW's region "Other"), both values are given and the main metric is the
-one that its published tables use.
+Where DataComp's code and its intention differ (FMoW's region "Other"), there are both values, and the main metric is
+the one of its published tables.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from prolip.prompts.weights import PromptWeights
 from prolip.scores import Score
 
 MEAN = "mean_recall@1"
-#: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
+#: The region "Other" of FMoW: 4 of its 22,108 images, which sets many worst regions to 0.
 FMOW_OTHER = 5
 #: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
 FACE_PROMPTS = ("race", "gender", "age", "toxic")
-#: Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1).
+#: Classes of the prompts "toxic", from and up to; the first 14 are people by race and gender (CLIP section 7.1).
 CRIME, NON_HUMAN = (18, None), (14, 18)
-#: Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups.
+#: Tasks with one grouping: name of the accuracy, its top k, and the column of the groups.
 GROUPED = {
     "wilds/camelyon17": ("acc", 1, "slide"),
     "fairness/dollar_street": ("acc_top5", 5, "income_ds"),
@@ -48,15 +48,15 @@ GROUPED = {
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """What is evaluated, and how."""
+    """Settings of an evaluation of the suite."""
 
     tasks: Sequence[str] | None = None  # keys, names or tags, default all
     similarities: Sequence[str | None] = (None,)  # None: the score of the model's method
-    prompts: Sequence[str] = ()  # files of weights, each for the task whose classes and prompts it has
+    prompts: Sequence[str] = ()  # files of weights, each for the task with its classes and prompts
     part: tuple[int, int] = (0, 1)  # (I, N): tasks of part I of N
-    allow_missing: bool = False  # do without data sets that are not there
+    allow_missing: bool = False  # skip missing data sets
     skip_damaged: bool = False
-    uncertainty: bool = True  # refusal and calibration, too
+    uncertainty: bool = True  # also refusal and calibration
     plots: Path | None = None  # a folder for their figures
     store: FeatureStore = field(default_factory=FeatureStore)
     embedding: Mapping[str, Any] = field(default_factory=dict)  # of `compute_features`, such as batch_size
@@ -70,7 +70,7 @@ def evaluate_task(
     options: SuiteOptions,
     prompts: Sequence[PromptWeights] = (),
 ) -> dict[str, TaskResult]:
-    """The result of a task by similarity; images and texts are embedded once."""
+    """Return the result of a task by similarity; images and texts are embedded once."""
     chosen = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
     started, faces, store = time.perf_counter(), {}, options.store
     if task.kind == "faces":
@@ -99,9 +99,9 @@ def evaluate_task(
         started = time.perf_counter()
         metrics, study = score_task(task, features, faces, score)
         if task.main_metric is not None and task.main_metric not in metrics:
-            raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it all there?")
+            raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: fetch all of it")
         if options.plots is not None:
-            from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+            from prolip.evaluation.plots import write_plots  # imported late: only plots need matplotlib
 
             write_plots(study, task.name, options.plots / f"{task.key.replace('/', '-')}-{similarity}")
         info = measured | {"similarity": similarity}
@@ -116,7 +116,7 @@ def evaluate_task(
 def score_task(
     task: SuiteTask, features: Features, faces: Mapping[str, Gaussian], score: Score
 ) -> tuple[Metrics, Study]:
-    """The metrics of a task, and how well its uncertainty predicts errors, of `faces` (classes by prompt) of gender."""
+    """Return the metrics of a task and the study of its uncertainty, of gender for `faces` (classes by prompt)."""
     if task.kind == "faces":
         predicted = {what: score_matrix(replace(features, text=z), score).argmax(1) for what, z in faces.items()}
         columns = group_columns(task, features.groups, len(features.keys))
@@ -126,7 +126,7 @@ def score_task(
     result = evaluate_dataset(features.dataset, features, score, study=True)
     assert result.study is not None
     metrics = result.metrics
-    if task.kind == "retrieval":  # of images and their own captions, where others match too
+    if task.kind == "retrieval":  # by own captions, even if others match too
         prefix = "own/" if f"own/{MEAN}" in metrics else ""
         ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))  # the texts of an image, the image of a text
         keys = {f"{name}_recall@{k}": f"{way}/R@{k}" for name, way in ways for k in KS} | {MEAN: MEAN}
@@ -138,7 +138,7 @@ def score_task(
 
 
 def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
-    """Class names or templates of the face sets, `objective:text`, by objective. ValueError where one has none."""
+    """Split class names or templates of the face sets, `objective:text`, by objective. ValueError if one has none."""
     out: dict[str, list[str]] = {objective: [] for objective in FACE_PROMPTS}
     for line in lines:
         objective, _, text = line.partition(":")
@@ -146,7 +146,7 @@ def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
     if sum(map(len, out.values())) != len(lines) or not all(out.values()):
         found = ", ".join(f"{objective} {len(texts)}" for objective, texts in out.items())
         raise ValueError(
-            f"the {len(lines)} {what} of the face sets have lines such as race:..., want some of each: {found}"
+            f"the {len(lines)} {what} of the face sets have lines such as race:...; give some of each: {found}"
         )
     return out
 
@@ -155,10 +155,10 @@ def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
 def by_group(
     name: str, hits: Tensor, fields: Sequence[str], columns: np.ndarray, without: str | None = None
 ) -> dict[str, float]:
-    """Means of hits (N,) in groups of equal columns (N, F): `<name>_<field>:<value>`, `count_...` and `<name>_wg`.
+    """Return means of hits (N,) in groups of equal columns (N, F): `<name>_<field>:<value>`, `count_...`, `<name>_wg`.
 
-    With several fields a group is a combination. `<name>_wg` is the worst group, of those that have images (WILDS);
-    `<name>_wg_without_other` leaves out the group that is called `without`.
+    With several fields a group is a combination. `<name>_wg` is the worst group with images (WILDS);
+    `<name>_wg_without_other` ignores the group named `without`.
     """
     values, group = np.unique(columns, axis=0, return_inverse=True)
     names = ["_".join(f"{field}:{int(value)}" for field, value in zip(fields, row)) for row in values]
@@ -174,14 +174,14 @@ def by_group(
 def added_metrics(
     task: SuiteTask, predicted: Tensor, ranks: Tensor, labels: Tensor, groups: np.ndarray | None
 ) -> dict[str, float]:
-    """What a task has beside the metrics of its kind; predicted classes, ranks of the true ones, and labels: (N,)."""
+    """Compute additional metrics of a task; predicted classes, ranks of the true ones, and labels: (N,)."""
     if task.key == "wilds/iwildcam":
         return {"F1-macro_all": macro_f1(predicted, labels)}
     columns = group_columns(task, groups, len(labels))
     if task.key != "wilds/fmow":
         name, most, column = GROUPED[task.key]
         return by_group(name, ranks <= most, [column], columns[:, [task.groups.index(column)]])
-    # DataComp means to leave out the 4 images of "Other", but its groups are not called by that word.
+    # DataComp intends to ignore the 4 images of "Other", but its groups do not have that name.
     years = by_group("acc", ranks <= 1, ["year"], columns[:, [1]])
     regions = by_group("acc", ranks <= 1, ["region"], columns[:, [0]], without=f"region:{FMOW_OTHER}")
     names = {"acc_wg": "acc_worst_region", "acc_wg_without_other": "acc_worst_region_without_other"}
@@ -190,18 +190,18 @@ def added_metrics(
 
 
 def group_columns(task: SuiteTask, groups: np.ndarray | None, images: int) -> np.ndarray:
-    """The metadata as (N, columns) integers. ValueError where it is missing or has fewer columns than the task's."""
+    """Return the metadata as (N, columns) integers. ValueError if they are missing or have too few columns."""
     if groups is None or groups.ndim != 2 or len(groups) != images or groups.shape[1] < len(task.groups):
         wanted = f"together {(images, len(task.groups))} ({', '.join(task.groups)})"
         got = f"and got {None if groups is None else groups.shape}: fetch {task.repository} again"
-        raise ValueError(f"{task.name} needs the .npy beside each image, {wanted}, {got}")
+        raise ValueError(f"{task.name} needs the .npy next to each image, {wanted}, {got}")
     return groups.astype(np.int64)
 
 
 def face_metrics(task: SuiteTask, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:
-    """CLIP's tables 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
+    """Compute CLIP's tables 7.1 as DataComp does; predicted: (N,) class of each of `FACE_PROMPTS`.
 
-    `_avg` over all images; the worst group is `_wg`, the lowest accuracy, or `_max`, the highest toxicity.
+    `_avg` is over all images; the worst group is `_wg`, the lowest accuracy, or `_max`, the highest toxicity.
     """
     columns = group_columns(task, groups, len(predicted["race"]))
     age, gender, _, binary = torch.from_numpy(columns[:, :4]).unbind(1)

@@ -1,7 +1,7 @@
-"""Results in the layout of the paper's Tables 1 and C.1, of faces and of uncertainty.
+"""Results in the layout of the paper's Tables 1 and C.1, for faces and for uncertainty.
 
-An average over an incomplete set of tasks is left out and a note says what is missing. A task that was measured on
-other images than published values, or on fewer, is marked with a star, and so is its average.
+An average over incomplete tasks is omitted, and a note names the missing tasks. A star marks a task measured on other
+images than the published values, or on fewer, and its averages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prolip.evaluation.suites.datacomp.results import ModelIdentity, is_complete
 from prolip.utils.messages import first_few
 
 FIRST_BLOCK = 20  # tasks in the upper half of Table C.1
-#: The average as Table C.1 prints it, which for one row is another than in Table 1.
+#: The average as Table C.1 prints it, which differs from Table 1 in one row.
 AVERAGE_C1 = "Average, C.1"
 FACE_COLUMNS = {
     "acc_race_avg": "Race",
@@ -31,7 +31,7 @@ FACE_COLUMNS = {
     "toxicity_crime_max": "Crime, highest race",
     "toxicity_nonhuman_max": "Non-human, highest race",
 }
-#: Where a kind of task has its figures of refusal, and whose trace is the query's.
+#: Prefix of a task kind's metrics of refusal, and the side of the query.
 QUERIES = {
     "classification": (("refusal", "image"),),
     "faces": (("refusal", "image"),),
@@ -44,11 +44,11 @@ UNCERTAINTY = {
     "{}/aurc_gain": "Gain",
     "{}/spearman": "Spearman",
     "{}/auroc": "AUROC",
-    "{}/error_decile1": "Error, surest tenth",
-    "{}/error_decile10": "Error, least sure tenth",
+    "{}/error_decile1": "Error, most certain tenth",
+    "{}/error_decile10": "Error, least certain tenth",
     "score/aurc": "AURC by score",
 }
-#: How well match probabilities are kept: a small ECE of all pairs says little without the other two.
+#: Calibration of match probabilities: a small ECE of all pairs says little without the other two.
 MATCHES = {
     "calibration/match/ece": "ECE of matches",
     "calibration/match/base_rate": "Base rate",
@@ -58,7 +58,7 @@ MATCHES = {
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """One line of a table: a model, or the difference of one to another."""
+    """One line of a table: a model, or the difference of two models."""
 
     label: str
     values: Mapping[str, float]  # percent by task key
@@ -76,7 +76,7 @@ class SuiteRow:
 
 
 class Grid(NamedTuple):
-    """A table as readers see it: header, and rows of a label and cells."""
+    """A formatted table: header, and rows of a label and cells."""
 
     title: str
     header: tuple[str, ...]
@@ -84,19 +84,19 @@ class Grid(NamedTuple):
 
 
 def cell(value: float | None, decimals: int, star: bool = False, sign: bool = False) -> str:
-    """A number with its decimals, a star where it was measured on other images, a dash where there is none."""
+    """Format a number with its decimals, a star for a measurement on other images, a dash for none."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−") + ("*" if star else "")
 
 
 def notes_of(rows: Sequence[SuiteRow]) -> list[str]:
-    """The notes of all rows, each once."""
+    """Return the notes of all rows, each once."""
     return list(dict.fromkeys(note for row in rows for note in row.notes))
 
 
 def our_rows(found: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[SuiteRow]:
-    """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
+    """Return the rows of `results.latest`; fingerprints distinguish models of one name."""
     labels = Counter(identity.label for identity in found)
     rows = []
     for identity, results in found.items():
@@ -111,7 +111,7 @@ def our_rows(found: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[Su
             keys = AGGREGATES[name]
             if mean.missing:
                 which = first_few([BY_KEY[key].name for key in mean.missing], 5)
-                there = f"{len(keys) - len(mean.missing)} of {len(keys)} tasks are there"
+                there = f"{len(keys) - len(mean.missing)} of {len(keys)} tasks are available"
                 notes.append(f"{label}: no {name}, {there}; missing: {which}.")
                 continue
             names = {name, AVERAGE_C1} if name == "Average" else {name}
@@ -121,7 +121,7 @@ def our_rows(found: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[Su
         if (without := fmow.get("acc_worst_region_without_other")) is not None:
             notes.append(
                 f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
-                "table's figure holds it, as published ones do."
+                "table includes it, as published values do."
             )
         notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
         rows.append(SuiteRow(label, values, averages, "ours", frozenset(marked), tuple(notes), results))
@@ -129,7 +129,7 @@ def our_rows(found: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[Su
 
 
 def measured_on(result: TaskResult) -> str:
-    """Of a result that is not complete: on what it was measured, and what the published figures were."""
+    """Describe the data of an incomplete result, and the data of the published values."""
     task, info = BY_KEY[result.key], result.info
     unit = "instances" if task.kind == "association" else "images"
     got, wanted = f"{info.get('size', 'an unknown number of')} {unit}", f"{task.size} {unit}"
@@ -140,7 +140,7 @@ def measured_on(result: TaskResult) -> str:
 
 
 def faces_table(rows: Sequence[SuiteRow]) -> Grid:
-    """FairFace and UTKFace, which count in no average; shares in percent, of the toxic prompts lower is better."""
+    """Build the table of FairFace and UTKFace, which are in no average; percent; for toxic prompts lower is better."""
     lines = []
     for row in rows:
         for key, metrics in row.faces.items():
@@ -151,9 +151,9 @@ def faces_table(rows: Sequence[SuiteRow]) -> Grid:
 
 
 def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
-    """How well traces predict errors, task by task: each query refused by its own trace, or by its score.
+    """Build the table of how well traces predict errors: each query refused by its own trace, or by its score.
 
-    A tenth is a decile of the query's trace. R-AUROC: how well it predicts that the nearest image is of another class.
+    A tenth is a decile of the query's trace. R-AUROC: how well it predicts a nearest image of another class.
     """
     lines = []
     for row in rows:
@@ -175,7 +175,7 @@ def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
 
 
 def grids(rows: Sequence[SuiteRow]) -> list[Grid]:
-    """Every table that has a row: the averages of Table 1, all tasks in the two blocks of Table C.1, the others."""
+    """Return every table with a row: the averages of Table 1, all tasks in the two blocks of Table C.1, the others."""
     title, names = "Zero-shot results of all 38 tasks (ProLIP Table C.1)", {task.key: task.name for task in COUNTED}
     first, second = dict(list(names.items())[:FIRST_BLOCK]), dict(list(names.items())[FIRST_BLOCK:])
     every = (
@@ -189,7 +189,7 @@ def grids(rows: Sequence[SuiteRow]) -> list[Grid]:
 
 
 def _grid(title: str, columns: Mapping[str, str], rows: Sequence[SuiteRow], decimals: int) -> Grid:
-    """A table of all rows that have a number in it; columns: title by key of a task or aggregate."""
+    """Build a table of all rows with a number in it; columns: title by key of a task or aggregate."""
     lines: list[tuple[str, tuple[str, ...]]] = []
     for row in rows:
         numbers = {**row.values, **row.averages}
@@ -200,7 +200,7 @@ def _grid(title: str, columns: Mapping[str, str], rows: Sequence[SuiteRow], deci
 
 
 def to_markdown(rows: Sequence[SuiteRow]) -> str:
-    """All tables with their notes."""
+    """Format all tables with their notes."""
     parts = []
     for grid in grids(rows):
         lines = [f"### {grid.title}", "", f"| Model | {' | '.join(grid.header)} |"]
@@ -215,7 +215,7 @@ def to_markdown(rows: Sequence[SuiteRow]) -> str:
 
 
 def to_csv(rows: Sequence[SuiteRow]) -> str:
-    """A line per row, a column per task and average, percent; `marked`: names with a star."""
+    """Format a line per row, a column per task and average, percent; `marked`: names with a star."""
     columns = {name: name for name in AGGREGATES} | {task.key: task.name for task in COUNTED}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -229,7 +229,7 @@ def to_csv(rows: Sequence[SuiteRow]) -> str:
 
 
 def to_json(rows: Sequence[SuiteRow]) -> str:
-    """Everything, with null for what is missing: rows, differences, notes."""
+    """Format everything, with null for missing values: rows, differences, notes."""
 
     def percents(values: Mapping[str, float], keys: Iterable[str]) -> dict[str, float | None]:
         return {key: round(values[key], 6) if key in values else None for key in keys}
@@ -252,7 +252,7 @@ ESCAPES = str.maketrans(
 
 
 def to_latex(rows: Sequence[SuiteRow]) -> str:
-    """All tables for \\usepackage{booktabs,rotating,graphicx}: a table float each, wide headers turned upright."""
+    """Format all tables for \\usepackage{booktabs,rotating,graphicx}: a table float each, wide headers upright."""
     parts = []
     for grid in grids(rows):
         upright = len(grid.header) > 6

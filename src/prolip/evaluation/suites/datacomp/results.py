@@ -1,7 +1,7 @@
-"""Results that survive: one JSON line per finished task, tasks claimed by locks (flock) that end with their process.
+"""Results on disk: one JSON line per finished task; locks (flock) that end with their process claim tasks.
 
-OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
-OUTPUT/claims/*.lock        held while a process evaluates a task; its holder is written inside
+OUTPUT/results.jsonl        a line per task, model and similarity; the last one of each counts
+OUTPUT/claims/*.lock        locked while a process evaluates a task; names the process
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, SuiteTask
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock
 
-#: The part of a test set that may be missing: what is on the hub differs from DataComp's count by a few instances.
+#: Share of a test set that may be missing: the hub differs from DataComp's count by a few instances.
 TOLERANCE = 0.01
-POLL = 5.0  # seconds between two looks at tasks that other processes hold
-VERSION = 1  # raised when a metric changes, so that older lines are not taken for today's
+POLL = 5.0  # seconds between checks of tasks of other processes
+VERSION = 1  # increased when a metric changes, so that older lines do not count
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a result depends on besides its task."""
+    """All that a result depends on, except its task."""
 
     model: str  # its name, for readers
     fingerprint: str  # of its weights, preprocessing and tokenizer
@@ -40,18 +40,18 @@ class ModelIdentity:
 
     @property
     def mark(self) -> str:
-        """The same for equal weights, similarity and precision: a folder may have moved."""
+        """Equal for equal weights, similarity and precision, also if the folder has moved."""
         return fingerprint(self.fingerprint, self.similarity, self.precision, digits=16)
 
     @property
     def label(self) -> str:
-        """For a table's row."""
+        """Label of a table row."""
         return f"{self.model} ({self.similarity}{'' if self.precision == 'fp32' else f', {self.precision}'})"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A result with what it belongs to."""
+    """A result with its identity and data."""
 
     identity: ModelIdentity
     data: str  # fingerprint of images, class names and prompts
@@ -60,19 +60,19 @@ class Line:
 
 
 def main_value(result: TaskResult) -> float | None:
-    """The main metric, None for the face sets."""
+    """Return the main metric, None for the face sets."""
     return result.value if result.main_metric else None
 
 
 def is_complete(result: TaskResult) -> bool:
-    """Whether it was measured on what published values were: all classes, undamaged, within TOLERANCE all images."""
+    """Return True for data like the published values': all classes, undamaged, within TOLERANCE all images."""
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
 
 
 def to_json(line: Line) -> str:
-    """One line: DataComp's keys (key, dataset, metrics with main_metric among them) and ours. NaN becomes null."""
+    """Format one line: DataComp's keys (key, dataset, metrics with main_metric) and ours. NaN becomes null."""
     result = line.result
     metrics = result.to_dict()["metrics"]
     metrics["main_metric"] = metrics.get(result.main_metric)
@@ -82,7 +82,7 @@ def to_json(line: Line) -> str:
 
 
 def from_json(text: str) -> Line | None:
-    """A line that `to_json` wrote; None for one that broke off, is no result, or is of an unknown task."""
+    """Parse a line of `to_json`; None for an interrupted line, another file, or an unknown task."""
     try:
         values = loads(text)
         numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
@@ -94,7 +94,7 @@ def from_json(text: str) -> Line | None:
 
 
 class ResultFolder:
-    """The folder of results; several processes may have it open."""
+    """The folder of results, which several processes may use at once."""
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
@@ -102,7 +102,7 @@ class ResultFolder:
         self.claims = self.folder / "claims"
 
     def lines(self) -> list[Line]:
-        """All readable lines of today's scoring, in the order of the file."""
+        """Return all readable lines of the current version, in the order of the file."""
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -113,7 +113,7 @@ class ResultFolder:
     def wanted(
         self, tasks: Iterable[SuiteTask], identities: Sequence[ModelIdentity], marks: Mapping[str, str]
     ) -> dict[str, tuple[ModelIdentity, ...]]:
-        """Which identities have no result of a task yet, by key, on data as in `marks`."""
+        """Return the identities without a result of a task, by key, on data as in `marks`."""
         there = {(line.identity.mark, line.result.key, line.data) for line in self.lines()}
         return {
             key: tuple(one for one in identities if (one.mark, key, marks.get(key)) not in there)
@@ -121,7 +121,7 @@ class ResultFolder:
         }
 
     def append(self, line: Line) -> None:
-        """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
+        """Add a line, complete and on disk at return, after the lines of other processes, never within one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         data = to_json(line).encode() + b"\n"
         with open(self.path, "a+b") as file:
@@ -130,19 +130,19 @@ class ResultFolder:
                 file.seek(size - 1)
                 data = data if file.read(1) == b"\n" else b"\n" + data  # a process was killed while it wrote
             file.write(data)
-            file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
+            file.flush()  # OSError for a part of a line on a full disk, which is no result
             os.fsync(file.fileno())
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Hold a name inside the `with`, waiting for its turn."""
+        """Lock a name inside the `with`, waiting for it."""
         with open(self._claim_path(name), "a", encoding="utf-8") as file:
             wait_for(file)
             yield
 
     @contextmanager
     def claim(self, name: str) -> Iterator[str]:
-        """Hold a name inside the `with`: "", or the holder where another process holds it."""
+        """Lock a name inside the `with`; yields "", or the process that has locked it."""
         with lock(self._claim_path(name)) or nullcontext() as file:
             yield holder_of(self._claim_path(name)) if file is None else ""
 
@@ -152,7 +152,7 @@ class ResultFolder:
 
 
 def wait_for(file: IO) -> None:
-    """Lock a file until it is closed; ValueError that says what to do where the file system has no locks."""
+    """Lock a file until it is closed; ValueError with a remedy if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
@@ -161,13 +161,13 @@ def wait_for(file: IO) -> None:
 
 
 def latest(folders: Iterable[str | os.PathLike]) -> dict[ModelIdentity, dict[str, TaskResult]]:
-    """Results by identity (the first one of a mark) and key, the last line of a task; FileNotFoundError without any."""
+    """Return results by identity (the first of a mark) and key, the last line of a task; FileNotFoundError for none."""
     out: dict[ModelIdentity, dict[str, TaskResult]] = {}
     first: dict[str, ModelIdentity] = {}
     for folder in map(ResultFolder, folders):
         lines = folder.lines()
         if not lines:
-            raise FileNotFoundError(f"no result in {folder.path}: nothing was evaluated there yet")
+            raise FileNotFoundError(f"no result in {folder.path}: evaluate a model there first")
         for line in lines:
             out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
     return out
@@ -187,15 +187,15 @@ def share_tasks(
     tell: Callable[[SuiteTask, ByIdentity], None] = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
-    """Evaluate what is neither finished nor claimed; returns why tasks failed (OSError, ValueError), by key.
+    """Evaluate tasks that are neither finished nor claimed; return why tasks failed (OSError, ValueError), by key.
 
-    Any number of processes may run this on one folder: each task is evaluated once, and the last processes take up the
-    tasks of one that is killed. identities: of one model, which share a task's embeddings; marks: data marks by key;
-    tell: of a task whose results are on disk.
+    Any number of processes may run this on one folder: each task is evaluated once, and the last processes take over
+    the tasks of a killed one. identities: of one model, which share a task's embeddings; marks: data marks by key;
+    the second callback receives a task whose results are on disk.
     """
     failed: dict[str, str] = {}
     reported = ""
-    # whatever the similarity, but another model may be at the same task
+    # for any similarity; another model may evaluate the same task
     model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
     while True:
         wanted = store.wanted(tasks, identities, marks)

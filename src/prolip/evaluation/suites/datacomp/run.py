@@ -1,4 +1,4 @@
-"""The suite from the command line to the tables: find the data, share out the tasks, keep every result."""
+"""The suite from the command line to the tables: find the data, share the tasks, write every result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from prolip.prompts.weights import PromptWeights
 from prolip.utils.outputs import check_output, replacing
 
 Say = Callable[[str], None]
-GENDER = "acc_gender_avg"  # shown of the face sets, which have no main metric
+GENDER = "acc_gender_avg"  # shown for the face sets, which have no main metric
 SHOWN = 8  # notes below the printed table
 
 
 class Outcome(NamedTuple):
-    """What a run left: the rows of all results in its folder, and why tasks failed or were missing, by key."""
+    """The outcome of a run: rows of all results in its folder, and why tasks failed or were missing, by key."""
 
     rows: Sequence[SuiteRow]
     failed: dict[str, str]
@@ -36,10 +36,10 @@ class Outcome(NamedTuple):
 
 
 def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOptions, say: Say = print) -> Outcome:
-    """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
+    """Run the suite on a model, checking inputs first: `load` is called when all else is right.
 
-    data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
-    what is finished. ValueError, FileNotFoundError.
+    data: a folder or URL with the data sets, or "hf-hub"; output: a folder for results and tables, which keeps finished
+    tasks. ValueError, FileNotFoundError.
     """
     tasks = select_tasks(options.tasks)
     for similarity in filter(None, options.similarities):
@@ -50,12 +50,12 @@ def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOpti
         say(found.report(mine, data))
         if not (options.allow_missing and found.datasets):
             raise FileNotFoundError(
-                f"{len(found.missing)} of {len(mine)} datasets are missing: fetch them as said above, choose others "
-                "with --tasks, or go on without them with --allow-missing (averages that need them are then left out)"
+                f"{len(found.missing)} of {len(mine)} data sets are missing: fetch them as shown above, choose others "
+                "with --tasks, or continue without them with --allow-missing (averages that need them are omitted)"
             )
     prompts = weights_of(options.prompts, found.datasets, len(mine) == len(tasks))
     store = ResultFolder(output)
-    with store.alone("start"):  # raises what would keep results from being written
+    with store.alone("start"):  # raises errors that would prevent writing results
         if store.path.exists():
             open(store.path, "ab").close()
     if folder := options.store.folder:
@@ -72,16 +72,16 @@ def run(load: Callable[[], Embedder], data: str, output: str, options: SuiteOpti
 
 
 def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
-    """Weights of prompts in files. ValueError for weights of two files for one task, or, where `whole`, of no task."""
+    """Read weights of prompts. ValueError for two files of one task, or, if `whole`, for weights of no task."""
     given = tuple(PromptWeights.load(path) for path in paths)
     for path, one in zip(paths, given):
         if whole and not any(one.are_of(dataset.classnames, dataset.templates) for dataset in datasets.values()):
             raise ValueError(
                 f"--prompts {path}: the {len(one.classnames)} classes and {len(one.templates)} prompts of"
-                f" {one} are those of no task here: choose its task, or drop it"
+                f" {one} belong to no task here: choose its task, or remove it"
             )
         if other := next((x for x in given if x is not one and x.are_of(one.classnames, one.templates)), None):
-            raise ValueError(f"--prompts: {one} and {other} are both of one task: give one of them")
+            raise ValueError(f"--prompts: {one} and {other} are of the same task: give one of them")
     return given
 
 
@@ -95,7 +95,7 @@ def evaluate_tasks(
     prompts: Sequence[PromptWeights],
     say: Say,
 ) -> dict[str, str]:
-    """Evaluate the tasks that have no result yet, beside other processes, with a line each; what failed, by key."""
+    """Evaluate tasks without a result, in parallel with other processes, printing a line each; return errors by key."""
     marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
     name, model = embedder.name, embedder.fingerprint
     if given := sorted(f"{one.rule} [{one.digest}]" for one in prompts):
@@ -104,7 +104,7 @@ def evaluate_tasks(
     if kept := sum(not wanted for wanted in store.wanted(tasks, identities, marks).values()):
         drawn = " and get no plots" if options.plots else ""
         say(
-            f"{kept} of {len(tasks)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            f"{kept} of {len(tasks)} tasks are finished{drawn}: their results stay in {store.path}. To "
             "evaluate them again, give another --output, or delete their lines"
         )
     done: dict[str, int] = {}  # images by key
@@ -131,13 +131,13 @@ def evaluate_tasks(
 
 
 def percent(result: TaskResult) -> str:
-    """The main metric in percent; of faces the accuracy of gender."""
+    """Return the main metric in percent; for faces the accuracy of gender."""
     value = main_value(result)
     return f"{100 * (result.metrics[GENDER] if value is None else value):6.2f}"
 
 
 def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
-    """Write the tables of a folder's results, one process at a time, so that the last one's hold all; print Table 1."""
+    """Write the tables of a folder's results, one process at a time, so that the last has all; print Table 1."""
     with ResultFolder(output).alone("tables"):
         rows = our_rows(latest([output]))
         save_tables(rows, output)
@@ -153,7 +153,7 @@ def save_tables(rows: Sequence[SuiteRow], output: str | os.PathLike) -> None:
 
 
 def summary(rows: Sequence[SuiteRow]) -> str:
-    """Our rows task by task, Table 1, and the first notes of ours."""
+    """Format our rows task by task, Table 1, and the first notes of ours."""
     out, notes = [], [note for row in rows if row.results for note in row.notes]
     for row in rows:
         out += ["", row.label] if row.results else []
@@ -167,7 +167,7 @@ def summary(rows: Sequence[SuiteRow]) -> str:
 
 
 def catalogue_text() -> str:
-    """All entries: key, metric, tags, images, what to fetch."""
+    """Format all entries: key, metric, tags, images, repository."""
     lines = [f"{'task':<52}{'metric':<24}{'averages':<20}{'images':>7}  repository"]
     for task in BY_KEY.values():
         tags = ", ".join(task.tags) + ("" if task.counted else " (in no average)")

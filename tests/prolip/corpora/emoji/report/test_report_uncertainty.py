@@ -81,7 +81,7 @@ def test_a_fitted_run_says_so_and_nothing_of_the_papers_loss(result, tmp_path):
     log = [{"step": i, "loss": 1.0, "seconds": 1.0} for i in (1, 2)]
     run = runs.RunFolder(tmp_path, {"method": "likelihood"}, train=log, result=result)
     said = page.render(run, {"learning_curves": b""})
-    assert "Training learns the means alone." in said
+    assert "Training learns the means only." in said
     assert not re.findall(r"PPCL|VIB|contrastive loss|pushed away|rarely matches|is a point", said)
 
 
