@@ -240,7 +240,7 @@ def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
 
 @pytest.mark.parametrize("aug_cfg", [{"scale": "x"}, {"scale": 3}, {"scale": (0.5,)}, {"nope": 1}, 5])
 def test_augmentations_that_are_none_are_refused(aug_cfg):
-    with pytest.raises(ValueError, match="aug_cfg .* is none .*give e.g. .'scale'"):
+    with pytest.raises(ValueError, match="aug_cfg .* is invalid .*give e.g. .'scale'"):
         prolip.create_model_and_transforms("ProLIP-ViT-test", aug_cfg=aug_cfg)
 
 

@@ -120,7 +120,7 @@ def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, ht
         assert text.matches == sum(answer.said == "right" for answer in found.answers)
         assert share == in_words(expected / 22)
         assert f"matches {share} of the drawings ({examples.amount(expected)} of 22); " in said
-        assert f"true: {text.matches} says {bits:.1f} bits" in said
+        assert f"true: {text.matches} information {bits:.1f} bits" in said
 
 
 def test_errors_by_level_are_doublings_beside_the_best_constant(section, html, result):
