@@ -88,7 +88,7 @@ class Score(nn.Module):
         logit = self.logit(scores)
         if logit is None or doubt is None:
             return None if logit is None else torch.sigmoid(logit)
-        return with_doubt(torch.sigmoid(logit), doubt, share)
+        return with_doubt(torch.sigmoid(logit), doubt, share).clamp(max=1)  # rounding may give 1 + 1e-7
 
     def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
         """Return the doubt of images, (N,), from their evidence and that of a gallery alike; None without a fit."""

@@ -118,7 +118,7 @@ def test_adaptation_has_the_papers_neighbourhood_and_its_source_two_epochs_of_al
     assert source.objective.sum_steps == 2 * steps
 
 
-@pytest.mark.parametrize("page", ["docs/guides/finetune.md", *(f"scripts/recipes/{name}.yaml" for name in NAMES)])
+@pytest.mark.parametrize("page", ["docs/reference/recipes.md", *(f"scripts/recipes/{name}.yaml" for name in NAMES)])
 def test_every_rsum_that_is_said_is_printed_in_a_paper(page):
     printed = {row["rsum"] for table in papers.PRINTED for _, row in table.rows if "rsum" in row}
     printed |= {row["coco_1k/rsum"] for table in papers.PRINTED for _, row in table.rows if "coco_1k/rsum" in row}

@@ -12,7 +12,7 @@ from torch.distributed import run as torchrun
 from training.health.errors import explain
 
 A, B, C, D = "node-a", "node-b", "node-c", "node-d"
-LOST = "error (rank 1): another rank ended (Connection closed by peer [10.0.0.1]): its own error stands above or below"
+LOST = "error (rank 1): another rank ended (Connection closed by peer [10.0.0.1]): see its error above or below"
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_an_error_that_moves_to_another_host_is_the_programs(blame):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda judge: judge.nodes.update({C: "down*", D: "drain"}), "1 nodes like it are left, and the job needs 2"),
-        (lambda judge: judge.job.update(ReqNodeList=f"{A},{B}"), "asks for it by name"),
+        (lambda judge: judge.nodes.update({C: "down*", D: "drain"}), "only 1 such nodes are left, but the job needs 2"),
+        (lambda judge: judge.job.update(ReqNodeList=f"{A},{B}"), "requires it by name"),
     ],
 )
 def test_a_host_that_the_job_cannot_run_without_is_kept(blame, change, why):
@@ -152,8 +152,8 @@ def test_a_node_below_four_fifths_of_the_median_is_slow_and_its_neighbours_are_n
     assert lines[1:] == [
         "preflight: n2 is slow: all_reduce 7 GB/s, 70% of the median",
         "preflight: n4 is slow: loader 79 samples/s, 79% of the median",
-        "preflight: n5 measured nothing: OSError: no disk",
-        "preflight: n6 measured nothing: no answer in 60 s",
+        "preflight: n5 has no measurement: OSError: no disk",
+        "preflight: n6 has no measurement: no answer in 60 s",
     ]
     assert "loader 100 samples/s, all_reduce 10 GB/s" in lines[0]
     found = json.loads((tmp_path / "nodes.json").read_text())

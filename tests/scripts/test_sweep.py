@@ -90,7 +90,7 @@ def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_th
     (folder / "a-s0.made-of").unlink()  # runs of before this was kept
     runner.train_all(sweep, ["a"], folder, 1)
     assert trained == []
-    with pytest.raises(SystemExit, match="no recipe"):
+    with pytest.raises(SystemExit, match="recipe .* does not exist"):
         runner.made_of(sweep | {"recipe": "nowhere.yaml"}, "a")
 
 
@@ -116,7 +116,7 @@ def test_a_table_of_figures_that_are_cut_or_none_is_an_error_in_one_line(text, t
 
 def test_unknown_variants_and_keys_are_refused(tmp_path, call):
     path = write_sweep(tmp_path, {"a": ""}, [0])
-    assert "no variant b: there are a" in call(path, "--output", tmp_path, "--only", "b")[0]
+    assert "no variant b: give a" in call(path, "--output", tmp_path, "--only", "b")[0]
     path.write_text(yaml.safe_dump({"recipe": "x"}))
     with pytest.raises(SystemExit, match="give columns, flags, recipe, seeds, variants"):
         runner.read_sweep(path)

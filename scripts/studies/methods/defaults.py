@@ -1,4 +1,6 @@
-"""The study of docs/guides/train.md's defaults: learning rate, warm-up, clipping, beta2 and bias on little data.
+"""Compare the defaults of training on little data: learning rate, warm-up, clipping, beta2 and bias.
+
+It writes the tables of docs/studies/defaults.md.
 
     python scripts/studies/methods/defaults.py --out runs/defaults --part 1/8  # trains an eighth of what is missing
     python scripts/studies/methods/defaults.py --out runs/defaults --tables-only

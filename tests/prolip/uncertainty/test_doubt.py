@@ -119,6 +119,12 @@ def test_the_probability_of_a_match_is_the_models_and_that_of_a_stranger(model):
     assert torch.equal(score.match_probability(scores), torch.sigmoid(score.scale * scores + score.bias))
 
 
+def test_rounding_makes_no_probability_of_a_match_larger_than_one(model):
+    doubts, scores = torch.linspace(0, 1, 1001), torch.full((1001,), 1e6, dtype=torch.float64)
+    assert with_doubt(torch.ones_like(scores), doubts, torch.ones(1001)).max() > 1  # 1 - d is rounded to float32
+    assert model[1].score.match_probability(scores, doubts, torch.ones(1001)).max() == 1
+
+
 def gaussians(pairs, fitted, image):
     return (Gaussian(image, fitted.image.log_var(image)), Gaussian(pairs.text, fitted.text.log_var(pairs.text)))
 
