@@ -307,7 +307,7 @@ def test_each_task_of_an_array_evaluates_one_run(start, runs):
 
 def test_a_run_that_has_not_ended_is_refused_and_the_others_are_evaluated(start, runs):
     status, words, _, output = start("eval.sbatch", "runs/c", "runs/b")
-    assert status == 2 and "got 'runs/c': give the folder" in output and evaluations(words) == ["local-dir:runs/b/model"]
+    assert status == 2 and "got 'runs/c': give" in output and evaluations(words) == ["local-dir:runs/b/model"]
     assert start("eval.sbatch")[0] == 2 and start("eval.sbatch", "runs/a", "--all-names")[0] == 2
 
 
