@@ -1,12 +1,12 @@
-# make demo, make test, make test-slurm, make test-numerics, make test-lowest, make gpu, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# See make help. Each target installs its requirements. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# what running needs, and what tests need besides
+# stamps of the installations for running and for testing
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
-# Bytecode is compiled as modules are imported, a third of the time that pip takes with all of PyTorch; so it is kept,
-# also where PYTHONDONTWRITEBYTECODE is set: tests alone are some fifty processes.
+# Compile bytecode on import, in a third of the time that pip needs for all of PyTorch. Keep it even if
+# PYTHONDONTWRITEBYTECODE is set: the tests start about fifty processes.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 LOWEST := build/lowest
 
@@ -16,13 +16,13 @@ LOWEST := build/lowest
 help:
 	@echo 'make demo    train a small ProLIP on data/emoji, evaluate it, write runs/demo/report.html'
 	@echo 'make test    run the tests'
-	@echo 'make test-slurm  those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
-	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
-	@echo 'make test-lowest  the tests of the packages with the lowest versions of requirements.txt, in $(LOWEST)'
-	@echo 'make gpu     on a machine with an H100 or H200: tests, speed and a killed run, in 15 minutes, into docs/benchmarks/gpu.md'
-	@echo 'make lint    ruff, its format, and mypy'
-	@echo 'make site    docs/ as a site in build/site'
-	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
+	@echo 'make test-slurm  run the tests with a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
+	@echo 'make test-numerics  run the tests of arithmetic with the kernels of every CPU type that this machine can emulate'
+	@echo 'make test-lowest  run the tests with the lowest versions of requirements.txt, in $(LOWEST)'
+	@echo 'make gpu     test an H100 or H200, its speed and a killed run, in 15 minutes, and write docs/benchmarks/gpu.md'
+	@echo 'make lint    run ruff, ruff format and mypy'
+	@echo 'make site    build docs/ as a site in build/site'
+	@echo 'make clean   delete the virtual environment and caches, keep runs/'
 
 demo: $(READY)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/demo.py
@@ -36,7 +36,7 @@ test-slurm: $(TESTED)
 test-numerics: $(TESTED)
 	$(BIN)/python scripts/dev/numerics.py
 
-# The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
+# Tests of the packages without extras: tests of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=src $(LOWEST)/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
 	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
@@ -44,34 +44,34 @@ test-lowest: $(LOWEST)/.ready
 gpu: $(TESTED)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu/gpu.py
 
-# Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
+# Without ruff's cache, which keeps an old verdict on the order of imports after a module is added.
 lint: $(TESTED)
 	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/ruff format --check; form=$$?; $(BIN)/mypy && exit $$((ruff | form))
 
 site: $(TESTED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f .mkdocs.yml
-	@echo 'build/site is written. To read it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000'
+	@echo 'Wrote build/site. To read it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000'
 
 define BROKEN
-echo 'error: the installation broke off, for the reason above. It takes about 7 GB here and, meanwhile, 3 GB of'; \
-echo "temporary files; free now:"; df -h . "$${TMPDIR:-/tmp}"; echo 'Make room, or get the network back, and run it again.'; exit 1
+echo 'error: the installation failed, see above. It needs about 7 GB here and 3 GB of temporary files. Free now:'; \
+df -h . "$${TMPDIR:-/tmp}"; echo 'Free space or restore the network, then run it again.'; exit 1
 endef
 
-# Stamped last, so that an installation that broke off is taken up again.
+# The stamp comes last, so that an interrupted installation is resumed.
 $(READY): requirements.txt pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { \
-	  echo 'error: no $(PYTHON) on PATH. Install Python 3.10 or newer, or name one: make demo PYTHON=/path/to/python3' >&2; exit 1; }
+	  echo 'error: no $(PYTHON) on PATH. Install Python 3.10 or newer, or give one: make demo PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Python 3.10 or newer is needed. Name one: make demo PYTHON=python3.12" >&2; exit 1; }
+	  echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.10 or newer is required. Give one: make demo PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { \
 	  echo 'error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
-	@echo 'Installing into $(VENV), once; PyTorch is most of the download and takes some minutes.'
+	@echo 'Installing into $(VENV), once. The download, mostly PyTorch, takes some minutes.'
 	$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) . || { $(BROKEN); } >&2
 	@touch $@
 
 $(TESTED): $(READY)
-	@echo 'Installing what the tests need into $(VENV), once.'
+	@echo 'Installing the requirements of the tests into $(VENV), once.'
 	@$(INSTALL) '.[test]' || { $(BROKEN); } >&2
 	@touch $@
 

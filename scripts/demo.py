@@ -1,11 +1,11 @@
-"""Train a recipe on the bundled drawings, evaluate it on a designer never seen, and draw the page of the run.
+"""Train a recipe on the bundled drawings, evaluate it on an unseen designer, and write the page of the run.
 
     make demo                   ten minutes on two CPU cores: 479 concepts
-    prolip demo --recipe paper  the same by the loss of the ProLIP paper
+    prolip demo --recipe paper  the same with the loss of the ProLIP paper
     prolip demo --recipe full   all 1,644 concepts, 6,000 steps
 
-Typed again, it goes on with a run that broke off, from its last checkpoint if there is one; of a run that has ended it
-draws the page alone. --overwrite deletes what is there and starts from the beginning.
+The same command resumes an interrupted run from its last checkpoint, if any, and only rewrites the page of a finished
+run. --overwrite deletes the run and starts again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOM = 500e6  # bytes: two checkpoints while one takes the other's place, the model, the embeddings
+ROOM = 500e6  # bytes: two checkpoints during a replacement, the model, the embeddings
 
 
 def check_room(folder: Path) -> None:
-    """End before the first step where the disk cannot hold the run."""
+    """Raise OSError if the disk has no room for the run."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < ROOM:
         raise OSError(
-            f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
-            "free some, or name another place with --output"
+            f"{free / 1e6:,.0f} MB are free at {there}, but a run needs {ROOM / 1e6:,.0f}: "
+            "free some, or give another folder as --output"
         )
 
 
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
-    """Train to the end and evaluate; returns training's exit code."""
+    """Train and evaluate; returns training's exit code."""
     from training.health.signals import STOP
     from training.main import main as run_training
 
-    print(f"training {recipe}: a line every few seconds, the page at the end", flush=True)
+    print(f"training {recipe}: prints a line every few seconds, and writes a page at the end", flush=True)
     STOP.install()
     code = run_training(
         [
@@ -52,15 +52,17 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
         ]
     )
     STOP.release()
-    if code in (75, 130):  # asked to stop, interrupted
-        print("the same command goes on from the last checkpoint, or from the start if there is none", file=sys.stderr)
+    if code in (75, 130):  # stopped, interrupted
+        print(
+            "rerun the command to resume from the last checkpoint, or from the start if there is none", file=sys.stderr
+        )
     elif code and (ROOT / output / recipe / "config.json").exists():
-        print(f"--overwrite deletes what is in {ROOT / output / recipe} and starts from the beginning", file=sys.stderr)
+        print(f"--overwrite deletes {ROOT / output / recipe} and starts again", file=sys.stderr)
     return code
 
 
 def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequence[str] = ()) -> int:
-    """Training, which ends in the evaluation and the report; returns the exit code. more: flags of training."""
+    """Train, evaluate and write the report; returns the exit code. more: flags of training."""
     from prolip.utils.threads import share_busy_cores
 
     os.chdir(ROOT)
@@ -68,11 +70,11 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     try:
         from training.checkpoint.run_dir import is_finished
     except ImportError as error:
-        raise ImportError(f"{error} ({sys.executable}): `make demo` installs all into .venv") from error
+        raise ImportError(f"{error} ({sys.executable}): `make demo` installs everything into .venv") from error
     folder, start = ROOT / output / recipe, time.perf_counter()
     if is_finished(folder) and not overwrite:
         if more:
-            raise ValueError(f"{folder} holds a run that has ended: --overwrite deletes it, or give another --output")
+            raise ValueError(f"{folder} holds a finished run: give --overwrite to delete it, or another --output")
         print(f"{folder} holds a finished run; --overwrite trains again")
         from prolip.corpora.emoji.report.page import end_with_report
 

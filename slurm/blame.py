@@ -1,12 +1,12 @@
-"""Which host made a try of a job fail, and is the next to go without it? python slurm/blame.py runs/NAME/slurm/JOB-TRY
+"""Find the host that made a try of a job fail: python slurm/blame.py runs/NAME/slurm/JOB-TRY
 
-Prints one line of three fields between tabs: what is to be done, SLURM's list of nodes to exclude or -, and what the
-log says. To be done is one of
+Prints one line of three fields between tabs: the action, SLURM's list of nodes to exclude or -, and the reason for the
+log. The action is one of
   none     no host is at fault
-  again    a host is, for the first time: another try may pass
-  exclude  it is for the second time: the next try goes without it
-  keep     it is, but the job cannot run without it
-Each verdict is a line of failures.jsonl beside the try's folder.
+  again    a host is at fault for the first time: another try may succeed
+  exclude  a host is at fault for the second time: the next try excludes it
+  keep     a host is at fault, but the job cannot run without it
+Each verdict is a line of failures.jsonl next to the try's folder.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: Tries that a host may make fail before it is excluded.
+#: Failed tries after which a host is excluded.
 TRIES = 2
-#: Seconds between two errors from which on the order of two nodes' clocks is believed.
+#: Minimum seconds between two errors whose order is trusted despite the nodes' clocks.
 MARGIN = 2.0
-#: Of a rank or torchrun that ended because another did.
+#: Errors of a rank or torchrun that ended because another did.
 LOST = re.compile(
     r"another rank ended|peer.*onnection|onnection.*peer|Broken pipe|remote process exited|ncclRemoteError"
     r"|Watchdog caught|communicator was aborted|DistNetworkError|DistStoreError|Rendezvous\w*Error|SignalException"
     r"|socket has timed out"
 )
-#: Signals by which torchrun and SLURM end ranks that did nothing wrong.
+#: Exit codes of ranks that torchrun and SLURM ended without a fault.
 ENDED = (-15, 143)
-#: States of nodes that take jobs.
+#: States of nodes that accept jobs.
 TAKING = ("idle", "alloc", "mix", "comp")
 
 
 class Failure(NamedTuple):
-    """The first error of a node that did not come of another's end."""
+    """The first error of a node that another node's end did not cause."""
 
     host: str
     time: float
@@ -44,7 +44,7 @@ class Failure(NamedTuple):
     error: str
 
     def like(self, exit: int, error: str) -> bool:
-        """Whether two errors are the same but for numbers; ranks other than 0 end with 2 without a word."""
+        """Return True if two errors are equal except for numbers; ranks other than 0 end with 2 and no message."""
         shapes = [re.sub(r"0x[0-9a-f]+|\d+", "#", re.sub(r"\(rank \d+\)", "", text)) for text in (self.error, error)]
         return self.exit == exit and (shapes[0] == shapes[1] or not (self.error and error))
 
@@ -53,7 +53,7 @@ class Failure(NamedTuple):
 
 
 def read(logs: Path) -> list[Failure]:
-    """What the nodes of a try noted, the earliest first; where none noted anything, what srun saw end first."""
+    """Read the failures noted by the nodes of a try, earliest first; without notes, the first end that srun saw."""
     found = []
     for file in logs.glob("*/end.json"):
         end = json.loads(file.read_text())
@@ -64,7 +64,7 @@ def read(logs: Path) -> list[Failure]:
 
 
 def killed(logs: Path) -> list[Failure]:
-    """The task that ended first by srun's account, where it was one alone without a note: its torchrun was killed."""
+    """Return the single task that srun saw end first, if it left no note: its torchrun was killed."""
     try:
         said = (logs / "srun.err").read_text(errors="replace")
     except OSError:
@@ -72,31 +72,37 @@ def killed(logs: Path) -> list[Failure]:
     first = re.search(r"^srun: error: ([^\s\[\],:]+): task \d+: (.+)$", said, re.MULTILINE)
     if first is None or (logs / first[1] / "end.json").exists() or "Terminated" in first[2]:
         return []
-    return [Failure(first[1], 0.0, 1, f"torchrun ended without a word ({first[2]})")]
+    return [Failure(first[1], 0.0, 1, f"torchrun ended without a message ({first[2]})")]
 
 
 def judge(failures: list[Failure], earlier: list[dict[str, Any]]) -> tuple[Failure | None, str]:
-    """(the failure of the host at fault or None, why); earlier: verdicts on this job's other tries."""
+    """Return (the failure of the host at fault or None, reason). earlier: verdicts on this job's other tries."""
     if not failures:
-        return None, "no node ended by an error of its own: none is at fault"
+        return None, "no node ended with its own error: no host is at fault"
     first, *others = failures
     alike = [other.host for other in others if first.like(other.exit, other.error)]
     if alike:
-        return None, f"{first.host} and {', '.join(alike[:3])} failed alike ({first}): no host is at fault"
+        return (
+            None,
+            f"{first.host} and {', '.join(alike[:3])} failed with the same error ({first}): no host is at fault",
+        )
     if others and others[0].time - first.time < MARGIN:
-        return None, f"{first.host} ({first}) and {others[0].host} ({others[0]}) failed together: none is blamed"
+        return (
+            None,
+            f"{first.host} ({first}) and {others[0].host} ({others[0]}) failed at the same time: no host is at fault",
+        )
     same = [
         row["host"]
         for row in earlier
         if row["host"] not in (None, first.host) and first.like(row["exit"], row["error"])
     ]
     if same:
-        return None, f"{first.host} failed as {same[-1]} did before ({first}): the program is at fault, not the host"
+        return None, f"{first.host} failed like {same[-1]} before ({first}): the program is at fault, not the host"
     return first, f"{first.host} failed first ({first})"
 
 
 def call(*words: str) -> str:
-    """What a command of SLURM's prints; empty where it fails."""
+    """Return the output of a SLURM command; empty if it fails."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -104,15 +110,15 @@ def call(*words: str) -> str:
 
 
 def expanded(nodes: str) -> list[str]:
-    """The hosts of a list such as node[1-3]."""
+    """Expand a list such as node[1-3] to hosts."""
     return [] if nodes in ("", "(null)") else call("scontrol", "show", "hostnames", nodes).split()
 
 
 def spared(host: str, job: str, needed: int) -> tuple[str, str]:
-    """(hosts to exclude with this one, or empty where the job could not run without it, why)."""
+    """Return (hosts to exclude including this one, or empty if the job could not run without it; reason)."""
     facts = dict(re.findall(r"(\w+)=(\S*)", call("scontrol", "-o", "show", "job", job)))
     if host in expanded(facts.get("ReqNodeList", "")):
-        return "", "the job asks for it by name"
+        return "", "the job requires it by name"
     rows = call("sinfo", "-h", "-N", "-p", facts.get("Partition", ""), "-o", "%N|%t|%f|%c|%m|%G").splitlines()
     kinds = {name: (state, kind) for name, state, *kind in (row.split("|") for row in rows)}
     excluded = list(dict.fromkeys([*expanded(facts.get("ExcNodeList", "")), host]))
@@ -123,12 +129,12 @@ def spared(host: str, job: str, needed: int) -> tuple[str, str]:
         if other == kind and state.rstrip("+~#") in TAKING and name not in excluded
     ]
     if len(left) < needed:
-        return "", f"without it {len(left)} nodes like it are left, and the job needs {needed}"
-    return ",".join(excluded), f"{len(left)} nodes like it are left for {needed}"
+        return "", f"only {len(left)} such nodes are left, but the job needs {needed}"
+    return ",".join(excluded), f"{len(left)} such nodes are left, the job needs {needed}"
 
 
 def verdict(logs: Path) -> tuple[str, str, str]:
-    """What is printed; writes it down."""
+    """Return the printed fields, and write them to failures.jsonl."""
     record, (job, _, number) = logs.parent / "failures.jsonl", logs.name.rpartition("-")
     rows = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     earlier = [row for row in rows if row["job"] == job and row["try"] != int(number)]
@@ -136,7 +142,7 @@ def verdict(logs: Path) -> tuple[str, str, str]:
     action, nodes = "none", "-"
     if failure is not None:
         count = 1 + len({row["try"] for row in earlier if row["host"] == failure.host})
-        action, why = "again", f"{why}; tries that it made fail: {count}"
+        action, why = "again", f"{why}; failed tries of this host: {count}"
         if count >= TRIES:
             nodes, reason = spared(failure.host, job, int(os.environ["SLURM_NNODES"]))
             action, nodes = ("exclude", nodes) if nodes else ("keep", "-")

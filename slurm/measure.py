@@ -1,12 +1,12 @@
-"""Find slow nodes before a run: python slurm/measure.py OUTPUT [flags of training.main], in the job's script.
+"""Find slow nodes before a run, in the job's script: python slurm/measure.py OUTPUT [flags of training.main]
 
 On every node, one process per GPU measures
 - loader: samples/s of the training loader, all processes of the node together;
 - all_reduce: GB/s of all-reduce between this node and a neighbour, 2 (W - 1) / W * bytes / seconds for their W
-  processes, by NCCL on GPUs and gloo on CPUs. A pair is as slow as its slower node: each node meets two neighbours, and
-  has the better figure.
-Prints the medians, each node below SLOW of one, and each node that did not answer; writes all figures to OUTPUT. Ends
-within PREFLIGHT_SECONDS (180) whatever nodes do, and never with an error: the run decides for itself.
+  processes, with NCCL on GPUs and gloo on CPUs. A pair is as slow as its slower node, so each node is measured with two
+  neighbours and keeps the better value.
+Prints the medians, each node below SLOW of one, and each node without an answer; writes all values to OUTPUT. Ends
+within PREFLIGHT_SECONDS (180) and never with an error, so it cannot stop the run.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from typing import Any
 #: Share of the median below which a node is slow.
 SLOW = 0.8
 UNITS = {"loader": "samples/s", "all_reduce": "GB/s"}
-#: Seconds of the loader that are passed over, in which prefetched batches are handed out, and that are measured.
+#: Seconds of the loader to skip, because of prefetched batches, and to measure.
 WARM, MEASURED = 2.0, 5.0
-#: Bytes that are reduced, and how often.
+#: Bytes to reduce, and number of repetitions.
 BYTES = {"gloo": 2**23, "nccl": 2**28}
 TIMES = 8
-#: Share of the time in which nodes must have answered, and seconds that a pair waits in the first round; more in later
-#: ones, in which the other may still wait for a third.
+#: Share of the time in which nodes must answer, and seconds that a pair waits in the first round; more in later rounds,
+#: in which the other node may still wait for a third.
 GATHER, PATIENCE = 0.4, 15
-#: By node, then by process of it: what was said.
+#: Node -> process -> answers.
 Answers = dict[str, dict[str, dict[str, Any]]]
 
 
 # --- in the job's script ---------------------------------------------------------------------------------------------
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Pairs of `count` nodes for each round: neighbours on a ring, so that of three or more each meets two."""
+    """Return pairs of `count` nodes for each round: neighbours on a ring, so each node of three or more meets two."""
     pairs = [(node, (node + 1) % count) for node in range(count if count > 2 else count - 1)]
     last = [pairs.pop()] if count > 2 and count % 2 else []
     return [part for part in (pairs[0::2], pairs[1::2], last) if part]
 
 
-def slow(figures: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[str, list[str]]]:
-    """(medians, what is slow of each slow node); figures: of each node by name."""
+def slow(measured: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[str, list[str]]]:
+    """Return (medians, slow values of each slow node). measured: values of each node by name."""
     medians = {
         name: statistics.median(have)
         for name in UNITS
-        if (have := [node[name] for node in figures.values() if name in node])
+        if (have := [node[name] for node in measured.values() if name in node])
     }
     found = {
         node: [
@@ -61,23 +61,23 @@ def slow(figures: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[s
             for name, value in values.items()
             if value < SLOW * medians[name]
         ]
-        for node, values in figures.items()
+        for node, values in measured.items()
     }
     return medians, {node: words for node, words in found.items() if words}
 
 
 def joined(answers: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """A node's figures from those of its processes: loaders add up, an all-reduce is all processes' at once."""
-    figures = {}
+    """Combine the values of a node's processes: loaders are added; an all-reduce already covers all processes."""
+    found = {}
     if rates := [answer["loader"] for answer in answers.values() if "loader" in answer]:
-        figures["loader"] = sum(rates)
+        found["loader"] = sum(rates)
     if speeds := [speed for answer in answers.values() for speed in answer.get("all_reduce", {}).values()]:
-        figures["all_reduce"] = max(speeds)
-    return figures
+        found["all_reduce"] = max(speeds)
+    return found
 
 
 def collect(store: Any, nodes: Sequence[str], processes: int) -> Answers:
-    """What the processes of each node have said so far."""
+    """Collect the answers so far of the processes of each node."""
     found: Answers = {}
     for number, node in enumerate(nodes):
         keys = [f"{number}/{local}/{name}" for local in range(processes) for name in (*UNITS, "error")]
@@ -88,9 +88,9 @@ def collect(store: Any, nodes: Sequence[str], processes: int) -> Answers:
 
 
 def conduct(store: Any, step: subprocess.Popen, counts: tuple[int, int], seconds: float) -> None:
-    """Wait for the nodes, tell those that came by GATHER * seconds which they are, and wait until they are done.
+    """Wait for the nodes, publish the list of nodes present after GATHER * seconds, and wait until they are done.
 
-    counts: nodes, and processes of each.
+    counts: nodes, and processes per node.
     """
     start, present = time.monotonic(), None
 
@@ -109,25 +109,22 @@ def conduct(store: Any, step: subprocess.Popen, counts: tuple[int, int], seconds
 
 
 def report(nodes: Sequence[str], answers: Answers, output: Path, seconds: float) -> list[str]:
-    """The lines for the log; writes the figures."""
-    figures = {node: joined(answers[node]) for node in nodes if node in answers}
-    medians, named = slow(figures)
-    silent = [node for node in nodes if not figures.get(node)]
+    """Write all values; returns the lines for the log."""
+    measured = {node: joined(answers[node]) for node in nodes if node in answers}
+    medians, named = slow(measured)
+    silent = [node for node in nodes if not measured.get(node)]
     part = output.with_name(output.name + ".part")
-    part.write_text(
-        json.dumps(
-            {"units": UNITS, "median": medians, "nodes": figures, "slow": named, "silent": silent, "answers": answers},
-            indent=2,
-        )
-        + "\n"
-    )
+    values = {"units": UNITS, "median": medians, "nodes": measured, "slow": named, "silent": silent, "answers": answers}
+    part.write_text(json.dumps(values, indent=2) + "\n")
     part.replace(output)
-    shown = ", ".join(f"{name} {value:.4g} {UNITS[name]}" for name, value in medians.items()) or "nothing was measured"
-    lines = [f"preflight of {len(nodes)} nodes: {shown} at the median; all figures: {output}"]
+    shown = ", ".join(f"{name} {value:.4g} {UNITS[name]}" for name, value in medians.items()) or "no measurement"
+    lines = [f"preflight of {len(nodes)} nodes: {shown} at the median; all values: {output}"]
     lines += [f"preflight: {node} is slow: {'; '.join(words)}" for node, words in named.items()]
     for node in silent:
         errors = [answer["error"] for answer in answers.get(node, {}).values() if "error" in answer]
-        lines.append(f"preflight: {node} measured nothing: {errors[0] if errors else f'no answer in {seconds:.0f} s'}")
+        lines.append(
+            f"preflight: {node} has no measurement: {errors[0] if errors else f'no answer in {seconds:.0f} s'}"
+        )
     return lines
 
 
@@ -145,7 +142,7 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
     store = TCPStore(nodes[0], 0, is_master=True, wait_for_workers=False)
     settings = os.environ | {"PREFLIGHT_SECONDS": f"{seconds:.0f}"}
     with open(output.with_suffix(".err"), "w", encoding="utf-8") as file:
-        # --overlap: a step that hangs must not keep the run's own step from starting
+        # --overlap: a hanging step must not block the run's own step
         step = subprocess.Popen(
             [
                 "srun",
@@ -169,9 +166,9 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
         )
         try:
             conduct(store, step, (len(nodes), processes), seconds)
-            step.wait(2)  # of nodes that are done
+            step.wait(2)  # nodes that are done end quickly
         except subprocess.TimeoutExpired:
-            step.terminate()  # srun ends its tasks where it reaches them
+            step.terminate()  # srun ends the tasks that it can reach
             try:
                 step.wait(10)
             except subprocess.TimeoutExpired:
@@ -181,7 +178,7 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
 
 # --- on a node -------------------------------------------------------------------------------------------------------
 def on_node(words: list[str]) -> None:
-    """One process per GPU; ends them all when the time is up, or this process is ended."""
+    """Start one process per GPU; end all of them after the time limit, or when this process ends."""
     seconds = float(os.environ["PREFLIGHT_SECONDS"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ranks = [
@@ -198,8 +195,8 @@ def on_node(words: list[str]) -> None:
 
 
 def in_process(local: int, host: str, port: int, flags: list[str]) -> None:
-    """What one process measures, told to the store as soon as it is known."""
-    signal.alarm(int(float(os.environ["PREFLIGHT_SECONDS"])))  # ends this process, whatever it waits for
+    """Measure in one process, and send each value to the store immediately."""
+    signal.alarm(int(float(os.environ["PREFLIGHT_SECONDS"])))  # ends this process even if it hangs
     from torch.distributed import TCPStore
 
     from prolip.utils.secrecy import scrub
@@ -208,29 +205,29 @@ def in_process(local: int, host: str, port: int, flags: list[str]) -> None:
     seconds = float(os.environ["PREFLIGHT_SECONDS"])
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
 
-    def tell(name: str, value: Any) -> None:
+    def send(name: str, value: Any) -> None:
         words = f"{type(value).__name__}: {scrub(str(value))}"[:300] if isinstance(value, Exception) else value
         store.set(f"{node}/{local}/{name}", json.dumps(words))
 
-    tell("here", True)
+    send("here", True)
     present = json.loads(store.get("present"))
     speeds: dict[str, float] = {}
     for number, pairs in enumerate(rounds(len(present))):
         for pair in ((present[one], present[other]) for one, other in pairs if node in (present[one], present[other])):
             try:
                 speeds[f"with node {pair[1 - pair.index(node)]}"] = all_reduce_speed(store, number, pair, node, local)
-                tell("all_reduce", speeds)
-            except Exception as error:  # the other one may be the one that is broken: what was measured stands
-                tell("error", error)
+                send("all_reduce", speeds)
+            except Exception as error:  # perhaps of the other node: keep earlier values
+                send("error", error)
     try:
-        tell("loader", loader_rate(local, node, nodes, flags))
+        send("loader", loader_rate(local, node, nodes, flags))
     except Exception as error:
-        tell("error", error)
-    tell("done", True)
+        send("error", error)
+    send("done", True)
 
 
 def loader_rate(local: int, node: int, nodes: int, flags: list[str]) -> float:
-    """Samples/s of this process's loader, as training reads them but for a small shuffle buffer."""
+    """Measure samples/s of this process's loader, as in training except for a small shuffle buffer."""
     import torch
 
     from prolip.data.config import fitting_workers
@@ -280,7 +277,7 @@ def loader_rate(local: int, node: int, nodes: int, flags: list[str]) -> float:
 
 
 def all_reduce_speed(store: Any, number: int, pair: tuple[int, int], node: int, local: int) -> float:
-    """GB/s between all processes of two nodes."""
+    """Measure GB/s between all processes of two nodes."""
     import torch
     import torch.distributed as dist
 
@@ -312,7 +309,7 @@ def all_reduce_speed(store: Any, number: int, pair: tuple[int, int], node: int, 
 
 
 def main(words: list[str]) -> int:
-    """The command; 2 where it is used wrongly, else 0."""
+    """Run the command; returns 2 for wrong usage, else 0."""
     if not words:
         print("usage, in a job: python slurm/measure.py OUTPUT [flags of training.main]", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""The torchrun of one node, in this process: python slurm/node.py [words of torchrun].
+"""Run the torchrun of one node in this process: python slurm/node.py [words of torchrun]
 
-Binds each rank to the cores near its GPU where this torch and this node can do so; the variable NUMA names torchrun's
-mode (default: node) or is `off`. Where it fails, end.json in PET_LOG_DIR says how: `time` in seconds since 1970, and
-`failures`, with the exit code and the last error of each rank that had ended by itself.
+Binds each rank to the cores near its GPU if torch and the node support it; the variable NUMA is torchrun's mode
+(default: node) or `off`. After a failure, end.json in PET_LOG_DIR holds `time` in seconds since 1970, and `failures`
+with the exit code and the last error of each rank that ended by itself.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 from typing import Any
 
 ERRORS = ("error", "exception", "fault")
-#: Bytes at the end of a rank's log in which its last error is looked for.
+#: Bytes at the end of a rank's log to search for its last error.
 TAIL = 2**16
-#: Exit codes of ranks that wrote why: a trace, one line, an abort by NCCL. A process that a signal ends writes nothing.
+#: Exit codes of ranks that wrote a reason: a traceback, one line, an abort by NCCL. Processes killed by signals do not.
 SPEAKING = (1, 2, -6)
 
 
 def numa_words(known: Sequence[str], mode: str, gpus: int, tool: str | None) -> tuple[list[str], str]:
-    """(words for torchrun, what the log says): binds where `known` options have it and there are GPUs and numactl."""
+    """Return (words for torchrun, a line for the log): binds ranks if `known` options, GPUs and numactl allow it."""
     if mode == "off":
         return [], "ranks are not bound to cores: NUMA=off"
     if "--numa-binding" not in known:
         return [], "ranks are not bound to cores: this torch's torchrun has no --numa-binding"
     if not gpus:
-        return [], "ranks are not bound to cores: they have no GPU to be near to"
+        return [], "ranks are not bound to cores: this node has no GPU"
     if tool is None:
-        return [], "ranks are not bound to cores: this node has no numactl, install it or set NUMA=off"
+        return [], "ranks are not bound to cores: this node has no numactl; install it or set NUMA=off"
     return [f"--numa-binding={mode}"], f"ranks are bound to the cores near their GPUs (--numa-binding={mode})"
 
 
 def last_error(log: Path) -> str:
-    """The last line about an error in a rank's log, without secrets; empty where there is none."""
+    """Return the last line about an error in a rank's log, without secrets; empty if there is none."""
     from prolip.utils.secrecy import scrub
 
     try:
@@ -51,7 +51,7 @@ def last_error(log: Path) -> str:
 
 
 def failures_of(error: Any, logs: Path) -> list[dict[str, Any]]:
-    """What torchrun's ChildFailedError says of each rank."""
+    """Return the facts of torchrun's ChildFailedError for each rank."""
     found = []
     for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp):
         written = sorted(logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"))
@@ -62,14 +62,14 @@ def failures_of(error: Any, logs: Path) -> list[dict[str, Any]]:
 
 
 def note(logs: Path, failures: list[dict[str, Any]]) -> None:
-    """Write end.json, whole or not at all."""
+    """Write end.json atomically."""
     part = logs / "end.json.part"
     part.write_text(json.dumps({"time": time.time(), "failures": failures}) + "\n")
     part.replace(logs / "end.json")
 
 
 def main(words: list[str]) -> None:
-    """torchrun, with a note where it fails; raises what it raises."""
+    """Run torchrun; writes end.json if it fails, and raises its error."""
     logs = Path(os.environ["PET_LOG_DIR"])
     try:
         import torch
@@ -90,7 +90,7 @@ def main(words: list[str]) -> None:
     except ChildFailedError as error:
         note(logs, failures_of(error, logs))
         raise
-    except Exception as error:  # of torchrun itself, such as a rendezvous that none answers
+    except Exception as error:  # of torchrun itself, such as a rendezvous without an answer
         note(logs, [{"rank": None, "exit": 1, "error": f"{type(error).__name__}: {error}"[:300]}])
         raise
 

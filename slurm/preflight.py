@@ -1,8 +1,7 @@
-"""What can be known before all nodes start: python slurm/preflight.py RANKS [flags of training.main]
+"""Check a run before all nodes start: python slurm/preflight.py RANKS [flags of training.main]
 
-Prints the packages, then whether the flags fit RANKS processes, weights to start from are there, the tokenizer loads,
-and the first and the last shard can be read. Ends with 2 and one line where something is missing: one process fails in
-seconds, not all of them.
+Prints the packages, then checks the flags for RANKS processes, the initial weights, the tokenizer, and the first and
+last shard. Exits with 2 and one line on an error: one process then fails in seconds, instead of all.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ POLICY = ReadPolicy(connect_timeout=5, read_timeout=10, retries=2, backoff_limit
 
 
 def packages() -> list[str]:
-    """name==version of all that is installed, and what torch was built for."""
+    """List name==version of all installed packages, and torch's CUDA version."""
     found = sorted({f"{item.metadata['Name']}=={item.version}" for item in distributions()}, key=str.lower)
     return [f"python {sys.version.split()[0]}, torch for CUDA {torch.version.cuda}", *found]
 
 
 def check_batch(config: Config, ranks: int) -> None:
-    """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
+    """Raise FlagError or ValueError unless the global batch is divisible by ranks, micro-batches and workers."""
     rows = rows_per_rank(config, ranks)
     workers = config.data.workers or 1
-    if rows != AUTO and (rows // config.run.accum_freq) % workers:  # "auto" follows from the data, and divides
+    if rows != AUTO and (rows // config.run.accum_freq) % workers:  # "auto" is always divisible
         raise ValueError(f"a batch of {rows // config.run.accum_freq} is not divisible by {workers} workers")
 
 
 def check_shards(config: Config) -> str:
-    """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
+    """Read a sample of the first and of the last shard; returns a line for the log. FlagError if one is unreadable."""
     source = source_of(config.data)
     if source.kind != "shards":
         return f"{redacted(str(source))}: not read before the start"
@@ -65,10 +64,10 @@ def check_shards(config: Config) -> str:
     for url in dict.fromkeys((urls[0], urls[-1])):
         try:
             sample = next(iter(read_shard(url, policy=POLICY)), None)
-        except Exception as error:  # every file system has its own
+        except Exception as error:  # every file system has its own exceptions
             raise FlagError(
-                f"{url} cannot be read from this node ({error}): mend --train-data (SHARDS), or the "
-                "credentials and proxies of the job's environment"
+                f"{url} cannot be read from this node ({error}): fix --train-data (SHARDS), or the credentials and "
+                "proxies of the job's environment"
             ) from None
         if sample is None:
             raise FlagError(f"--train-data: {survey([url], POLICY)}")
@@ -83,7 +82,7 @@ def check_shards(config: Config) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command; returns its exit code."""
+    """Run the command; returns its exit code."""
     if not arguments or not arguments[0].isdecimal():
         print("usage: python slurm/preflight.py RANKS [flags of python -m training.main]", file=sys.stderr)
         return 2

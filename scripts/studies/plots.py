@@ -156,13 +156,80 @@ def read_scale(text: str) -> Numbers:
     return found
 
 
+def filled(rows: Rows, head: str) -> Rows:
+    """The rows with empty cells of a column filled from above."""
+    said = ""
+    for row in rows:
+        row[head] = said = row[head] or said
+    return rows
+
+
+def read_refusal(text: str) -> Numbers:
+    found: Numbers = {"answered": {}, "wrong of these": {}, "accepted risk": {}}
+    for row in filled(table(text, "questions", "risk", "answered there"), "questions"):
+        label = f"{row['questions'].partition(' (')[0]} {row['risk']}"
+        for series, head in zip(found, ("answered there", "wrong of these", "risk")):
+            found[series][label] = numbers(row[head])
+    return found
+
+
+def read_classification(text: str) -> Numbers:
+    found = columns(
+        table(text, "risk", "answered", "wrong of these"),
+        "risk",
+        {"answered": "answered", "wrong of these": "wrong of these", "accepted risk": "risk"},
+    )
+    return {series: {f"risk {label}": value for label, value in values.items()} for series, values in found.items()}
+
+
+def read_few_shot(text: str) -> Numbers:
+    head = "names and shots / shots alone / logistic regression"
+    found: Numbers = {series: {} for series in head.split(" / ")}
+    for row in table(text, head, "accuracy"):
+        for series, value in zip(found, numbers(row["accuracy"])):
+            found[series][row[head].partition(",")[0]] = [value]
+    return found
+
+
+def read_curation(text: str) -> Numbers:
+    heads = ("trained on", "names RSUM: gain over all")
+    found = {}
+    for place, corpus in enumerate(("emoji", "icons")):
+        for row in table(text, *heads, among=place):
+            if gain := numbers(row[heads[1]]):
+                found[f"{corpus}: {row['trained on']} pairs"] = gain
+    return {"gain": found}
+
+
+def read_prompts(text: str) -> Numbers:
+    found: Numbers = {}
+    for place, model in enumerate(("PCME++", "ProLIP")):
+        rows = table(text, "prompts", "acc1", "difference", among=place)
+        found[model] = {row["prompts"]: gain for row in rows if (gain := numbers(row["difference"]))}
+    return found
+
+
+def read_hierarchy(text: str) -> Numbers:
+    found: Numbers = {}
+    for row in filled(table(text, "model", "score", "mean"), "model"):
+        series = found.setdefault(row["model"].partition(" (ours")[0], {})
+        series[row["score"].strip("*").partition(" (")[0]] = numbers(row["mean"])[:1]
+    return found
+
+
+def read_openclip(text: str) -> Numbers:
+    rows = table(text, "", "gain at step 500")
+    return {"gain": {row[""]: gain for row in rows if (gain := numbers(row["gain at step 500"]))}}
+
+
 # --- drawing ----------------------------------------------------------------------------------------------------------
 def draw_dots(axes: Axes, found: Numbers) -> None:
     """A row for each label, a marker for each series, a bar for each interval."""
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
-    for (said, series), (colour, _, marker) in zip(found.items(), LOOKS):
+    apart = 0.3 if any(len(value) > 1 for series in found.values() for value in series.values()) else 0.0
+    for number, ((said, series), (colour, _, marker)) in enumerate(zip(found.items(), LOOKS)):
         for label, (value, *ends) in series.items():
-            place = labels.index(label)
+            place = labels.index(label) + apart * (number - (len(found) - 1) / 2)
             if ends:
                 axes.plot(ends, [place, place], color=colour, linestyle="-", linewidth=1.4)
             axes.plot(value, place, marker, color=colour, markersize=6, label=said)
@@ -224,6 +291,17 @@ PLOTS = {
     "study_paper_traces": Plot(
         "studies/paper_traces.md", read_paper_traces, draw_dots, "correlation at equal length", height=6.6, line=0
     ),
+    "study_openclip": Plot(
+        "studies/openclip.md", read_openclip, draw_dots, "gain over SigLIP's loss, points", height=2.6, line=0
+    ),
+    "study_refusal": Plot("studies/refusal.md", read_refusal, draw_dots, "share", height=4.2),
+    "study_classification": Plot("studies/classification.md", read_classification, draw_dots, "percent", height=2.4),
+    "study_few_shot": Plot("studies/few_shot.md", read_few_shot, draw_dots, "accuracy, percent", height=2.8),
+    "study_curation": Plot("studies/curation.md", read_curation, draw_dots, "gain in names RSUM", height=2.2, line=0),
+    "study_prompts": Plot(
+        "studies/prompts.md", read_prompts, draw_dots, "gain in accuracy over all prompts, points", height=3.4, line=0
+    ),
+    "study_hierarchy": Plot("studies/hierarchy.md", read_hierarchy, draw_dots, "mean AUC", height=3, line=0.5),
     "bench_index": Plot("benchmarks/index.md", read_index, draw_dots, "ours / baseline", height=4.2, line=1, log=True),
     "bench_training": Plot("benchmarks/training.md", read_training, draw_dots, "step / CLIP's step", height=3, line=1),
     "bench_data": Plot("benchmarks/data.md", read_data, draw_dots, "images per second and core", height=2.6),

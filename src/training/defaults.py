@@ -1,4 +1,4 @@
-"""Settings that are `auto`: resolved once, when data, weights and device are known, and saved with the run."""
+"""Values of `auto` settings, resolved once data, weights and device are known, and saved with the run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.model_options import BASE, SMALL
 from training.parallel import World, from_first, largest
 
-#: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/studies/defaults.md.
+#: Values of the optimiser's `auto` settings: for random weights (B.1), and for trained ones (docs/studies/defaults.md).
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
 FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 
 
 def settle_model(config: Config, world: World) -> Config:
-    """The config with a model: the base one on a GPU, else the small one, whose tokenizer is bundled."""
+    """Return the config with a model: the base model on a GPU, else the small one, whose tokenizer is bundled."""
     if config.model.model != AUTO:
         return config
     name, found = (BASE, "a") if world.device.type == "cuda" else (SMALL, "no")
@@ -34,7 +34,7 @@ def settle_model(config: Config, world: World) -> Config:
 
 
 def settle_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
-    """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
+    """Return the config with the number of workers, equal on all ranks: of the resumed run, or from the cores."""
     data = config.data
     if data.workers is not None:
         return config
@@ -48,13 +48,13 @@ def settle_workers(config: Config, world: World, rows: int, folder: Path) -> Con
 
 
 def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Config:
-    """The config with numbers in the place of `auto`, None and shares; rows: of a rank in a step.
+    """Return the config with numbers in place of `auto`, None and shares. rows: samples per step and rank.
 
-    A bias that the first batch determines stays `auto`. FlagError where that batch is one pair.
+    A bias that the first batch determines stays `auto`. FlagError if that batch is one pair.
     """
     trained = find_weights(config.model.model, config.model.pretrained) is not None
     own = SCRATCH
-    if trained:  # the study's rate for its model of 192 dimensions, less for wider ones as Adam's in muP (2203.03466)
+    if trained:  # the study's rate for 192 dimensions, lower for wider models as in muP with Adam (2203.03466)
         rate = float(f"{1.5e-4 * 192 / get_model_config(config.model.model)[0]['embed_dim']:.2g}")
         own = FINE_TUNING | {"lr": min(SCRATCH["lr"], rate)}
     config = changed(config, "optim", **{k: v for k, v in own.items() if getattr(config.optim, k) == AUTO})
@@ -71,12 +71,12 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
         return changed(config, "model", init_logit_bias=None)
     if rows * ranks < 2:
         remedy = "give --batch-size 2 or more, or a number such as --init-logit-bias -10"
-        raise FlagError(f"--init-logit-bias auto, and a batch of 1 has no pair that does not match: {remedy}")
+        raise FlagError(f"--init-logit-bias auto needs pairs that do not match, but the batch is 1: {remedy}")
     return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
 
 
 def rows_per_rank(config: Config, world_size: int) -> Any:
-    """Local rows of a step, or `auto`, for the loader to choose; FlagError for a batch that does not divide."""
+    """Return samples per step and rank, or `auto` (the loader chooses); FlagError for an indivisible batch."""
     accum, total = config.run.accum_freq, config.run.global_batch_size
     if total is None:
         if config.data.batch_size == AUTO:
@@ -91,7 +91,7 @@ def rows_per_rank(config: Config, world_size: int) -> Any:
 
 
 def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
-    """Length of the run in steps; raises FlagError when the warm-up does not end before it."""
+    """Return the length of the run in steps; FlagError if the warm-up is not shorter."""
     run = config.run
     if run.max_steps is not None:
         steps = run.max_steps
@@ -101,6 +101,6 @@ def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
         steps = (run.epochs or 0) * steps_per_epoch  # `settle` has set it
     if not isinstance(config.optim.warmup, str) and config.optim.warmup >= steps:
         remedy = "give --warmup 5%, or train longer (--epochs, --max-steps, --max-samples)"
-        what = f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps"
+        what = f"the warm-up of {config.optim.warmup} steps is longer than the run of {steps} steps"
         raise FlagError(f"{what}: {remedy}")
     return steps

@@ -1,4 +1,4 @@
-"""Test sets during a run, evaluated by all ranks together, and the best model by one of their metrics."""
+"""Evaluation on test sets during a run, by all ranks together, and the best model by one metric."""
 
 from __future__ import annotations
 
@@ -52,43 +52,43 @@ from training.state import AVERAGES, Evaluated
 
 HELD_OUT = "held-out"  # name of the part of the training data that --split holds out
 SHOWN = 3  # test sets with examples
-#: Prefixes of the emoji corpus's metrics beside the rankings.
+#: Prefixes of the emoji corpus's metrics, except the rankings.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
 REFUSALS = ("refusal/", "prompts/")
 
 
 @dataclass
 class Validation:
-    """The test sets of a run, and what a model needs to be evaluated on them."""
+    """The test sets of a run, with the tokenizer and preprocessing to evaluate a model on them."""
 
     tasks: tuple[Dataset, ...]
     corpus: Corpus | None  # emoji: of --val-data, on the first rank
-    wanted: ValidationConfig
+    settings: ValidationConfig
     tokenizer: Any
     preprocess: Any
-    rows: Callable[[], Sequence[Captioned]] = tuple  # training pairs, which are ranked beside as many of each test set
+    rows: Callable[[], Sequence[Captioned]] = tuple  # training pairs, to compare with as many of each test set
 
     def measure(
         self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
     ) -> Evaluated:
-        """Every metric of a model, which all ranks hold, on the first rank; a test set that cannot be read is reported.
+        """Return all metrics of a model, held by all ranks, on the first rank; unreadable test sets are reported.
 
-        between: called by all ranks before each test set; it may raise. last: with examples for the report.
+        between: called by all ranks before each test set; may raise. last: include examples for the report.
         """
         found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
-        embedder = Embedder("the model in training", *parts, world.device, self.wanted.val_precision)
+        embedder = Embedder("the model in training", *parts, world.device, self.settings.val_precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
-        sizes = self.wanted.val_batch_size, default_workers()
+        sizes = self.settings.val_batch_size, default_workers()
         for task in self.tasks:
             between()
             scored: list[Features] = []
             try:
                 result = evaluate_over_ranks(task, embedder, None, world.waiting, *sizes, scored.append)
             except TaskLost as lost:
-                found.headlines.append(f"{task.name} was lost: {lost}")
+                found.headlines.append(f"{task.name} was skipped: {lost}")
                 continue
             if result is None:
                 continue
@@ -101,32 +101,32 @@ class Validation:
                 own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
                 values = {"pairs": float(count), "pairs_R@1": own, "train_pairs_R@1": other}
                 found.metrics |= {f"{task.name}/{name}": value for name, value in values.items()}
-                found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
+                found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training pairs {other:.1%}"
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])
-                except Exception as error:  # examples are not worth a run
+                except Exception as error:  # examples must not end a run
                     found.headlines.append(f"warning: no examples of {task.name}: {type(error).__name__}: {error}")
         return found
 
     def training_pairs(self, embedder: Embedder, found: Evaluated) -> RankedPairs | None:
-        """The training rows by the model; None where there are none; `found` says if they cannot be read."""
+        """Return the embedded training pairs; None if there are none. Read errors go to `found`."""
         try:
             rows = self.rows()
             if not rows:
                 return None
             texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
-            size = self.wanted.val_batch_size
+            size = self.settings.val_batch_size
             pixels = (torch.stack([row.pixels for row in rows[i : i + size]]) for i in range(0, len(rows), size))
             images = concatenate([embedder.encode_image(batch) for batch in pixels])
             return RankedPairs(images, embedder.embed_texts(texts), numbered(texts))
         except Exception as error:  # of files, object stores, decoders
-            found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
+            found.headlines.append(f"warning: training pairs were not measured: {type(error).__name__}: {error}")
             return None
 
 
 def training_rows(config: DataConfig, preprocess: Any, noise: Any, source: Source | None = None) -> list[Captioned]:
-    """At most PAIRS training pairs without augmentation, always the same; none of data without captions."""
+    """Return the first PAIRS training pairs or fewer, without augmentation; none for data without captions."""
     if source_of(config).kind == "synthetic" or not config.captions:
         return []
     return list(captioned_samples(config, preprocess, PAIRS, noise=noise, source=source))
@@ -135,8 +135,8 @@ def training_rows(config: DataConfig, preprocess: Any, noise: Any, source: Sourc
 def open_validation(
     whole: Config, tokenizer: Any, preprocess: Any, world: World, loader: Any = None, averages: Collection[str] = ()
 ) -> Validation:
-    """All test sets, or what --split holds out of the loader's data, opened by the first rank and pickled for the
-    others. FlagError, FileNotFoundError and ValueError name what cannot be used.
+    """Open all test sets, or the held-out part of the loader's data (--split), on the first rank; the others get a
+    pickled copy. FlagError, FileNotFoundError and ValueError name an unusable set.
     """
     config, corpora = whole.val, list[Corpus]()
 
@@ -158,7 +158,7 @@ def open_validation(
     tasks = from_first(open_sets, world)
     name, count = Counter(task.name for task in tasks).most_common(1)[0] if tasks else ("", 0)
     if count > 1:
-        raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
+        raise FlagError(f"two test sets have the name {name!r}, so their metrics would collide: rename a folder")
     if config.best_metric:
         check_metric(config.best_metric, tasks, bool(config.emoji), averages)
     validation = Validation(tuple(tasks), next(iter(corpora), None), config, tokenizer, preprocess)
@@ -169,7 +169,7 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """Training images that --split holds out, with all captions; a classification of a folder of classes."""
+    """Return the training images that --split holds out, with all captions; for class folders, a classification."""
     source, damage = source_of(data), FaultCounter()
     folders = rows if source.kind == "images" else None
     if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):
@@ -190,7 +190,7 @@ def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
 def held_out_samples(
     data: DataConfig, rows: ImageRows | None, urls: Sequence[str], damage: FaultCounter, share: Share = WHOLE
 ) -> Iterator[Sample]:
-    """One pass over what is held out; every rank reads all shards."""
+    """Yield the held-out samples once; every rank reads all shards."""
     captions, selector = CaptionSampler.parse(data.caption_sampling), Selector.parse(data.select)
     reader = ShardReader(data.read_policy, split=Split(data.split or 0))
 
@@ -215,39 +215,39 @@ def held_out_samples(
             damage.add(fault, key, url)
 
 
-def keep_best(folder: Path, wanted: ValidationConfig, step: int, metrics: Any, model: Any, tokenizer: Any) -> str:
-    """Keep the model of `metrics` in `folder`, with best.json, if --best-metric is better than there; returns a remark,
-    or an empty string.
+def keep_best(folder: Path, settings: ValidationConfig, step: int, metrics: Any, model: Any, tokenizer: Any) -> str:
+    """Save the model to `folder`, with best.json, if its --best-metric improves on the saved one; returns a remark, or
+    an empty string.
     """
-    metric, value, file = wanted.best_metric, metrics.get(wanted.best_metric), folder / "best.json"
+    metric, value, file = settings.best_metric, metrics.get(settings.best_metric), folder / "best.json"
     if value is None:
         near = ", ".join(nearest(str(metric), metrics))
-        hint = f"; near it: {near}" if near else ""
-        return f"best: this evaluation has no metric {metric!r} to choose by{hint}"
+        hint = f"; similar names: {near}" if near else ""
+        return f"best: this evaluation has no metric {metric!r}{hint}"
     kept = read_json(file) if file.exists() else {"metric": ""}
-    same = kept["metric"] == metric and kept.get("lowest", wanted.best_lowest) == wanted.best_lowest
-    before, sign = kept["value"] if same else None, -1 if wanted.best_lowest else 1
+    same = kept["metric"] == metric and kept.get("lowest", settings.best_lowest) == settings.best_lowest
+    before, sign = kept["value"] if same else None, -1 if settings.best_lowest else 1
     if not (value == value and (before is None or sign * value > sign * before)):
         return ""
     with replacing_folder(folder) as place:
         save_pretrained(model, place, tokenizer=tokenizer)
-        found = {"step": step, "metric": metric, "lowest": wanted.best_lowest, "value": value}
+        found = {"step": step, "metric": metric, "lowest": settings.best_lowest, "value": value}
         write_json(place / "best.json", found)
-    was = "" if before is None else f", before {before:.4g}"
-    return f"best {metric} so far, {value:.4g}{was}: kept in {folder}"
+    was = "" if before is None else f" (before: {before:.4g})"
+    return f"best {metric} so far: {value:.4g}{was}, saved in {folder}"
 
 
 def check_metric(metric: str, tasks: Sequence[Dataset], emoji: bool, averaged: Collection[str]) -> None:
-    """FlagError for a metric that no evaluation of this run has. averaged: names of the averaged twins."""
+    """Raise FlagError for a metric that no evaluation of this run has. averaged: names of the averaged models."""
     twin, _, name = metric.partition("/")
     if twin not in AVERAGES:
         name = metric
     elif twin not in averaged:
-        raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
-    known = [f"{task.name}/{figure}" for task in tasks for figure in TASKS[task.kind].names(task)]
+        raise FlagError(f"--best-metric {metric} needs an averaged model: add {AVERAGES[twin]}")
+    known = [f"{task.name}/{one}" for task in tasks for one in TASKS[task.kind].names(task)]
     if emoji:
-        known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
+        known += [f"{where}/{one}" for where in ("names", "captions") for one in retrieval_names()]
     if name in known or (emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
         return
-    offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
-    raise FlagError(f"--best-metric {metric} is a metric of none of the test sets: {offer}")
+    offer = did_you_mean(name, known, f"use one of {', '.join(known[:8])}, ...")
+    raise FlagError(f"--best-metric {metric} is not a metric of any test set: {offer}")

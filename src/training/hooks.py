@@ -1,4 +1,4 @@
-"""What a method does besides steps: a look at all of the data before epochs, the first bias, and a fit at the end."""
+"""Work of a method outside the steps: a pass over all data before epochs, the first bias, and a fit at the end."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from training.parallel import World, from_first, gathered, whole_model
 from training.state import Run
 
 T = TypeVar("T")
-LARGEST_BIAS, ACCURACY = 1e4, 1e-4  # bounds of the bias, and its accuracy
+LARGEST_BIAS, ACCURACY = 1e4, 1e-4  # search range and accuracy of the bias
 
 
 def together(work: Callable[[], T], world: World) -> T:
-    """The result of `work`, once all ranks have done it; FlagError on all where it failed on any."""
+    """Return the result of `work` once all ranks have finished; FlagError on all ranks if it failed on any."""
     found, problem = None, ""
     try:
         found = work()
-    except Exception as error:  # of files, object stores, decoders, or whatever the method brings
+    except Exception as error:  # of files, object stores, decoders or the method
         problem = explain(error) or f"{type(error).__name__}: {error}"
     if problem := gathered(problem, partial(max, key=len), world):
         raise FlagError(problem)
@@ -47,74 +47,75 @@ def together(work: Callable[[], T], world: World) -> T:
 
 
 def look_at_data(run: Run) -> None:
-    """Let the method look at all images and texts before the first step, and before every epoch if it wants that.
+    """Give the method all images and texts before the first step, and before every epoch if it requires that.
 
-    Every rank embeds its share. FlagError on all ranks where that fails: there is nothing to train by.
+    Every rank embeds its share. FlagError on all ranks if one fails.
     """
     objective, at, world, config = run.trained.objective, run.at, run.world, run.config
-    wanted = objective.needs(objective.config).pool
-    if wanted is None or not (at.step == 0 or (wanted.each_epoch and at.batch_in_epoch == 0)):
+    pool_needs = objective.needs(objective.config).pool
+    if pool_needs is None or not (at.step == 0 or (pool_needs.each_epoch and at.batch_in_epoch == 0)):
         return
     if config.data.dataset_resampled:
-        raise FlagError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
+        raise FlagError("--dataset-resampled has no end, but this method reads all of the data first: remove it")
     start, training = time.perf_counter(), objective.model.training
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         model: Any = whole_model(objective.model, world, everywhere=True).eval()
-        # as the model is evaluated, not as it is trained
+        # the precision of evaluations, not of training
         autocast = autocast_for(config.val.val_precision, world.device)
         points = not find_method(model.config["method_cfg"]["name"]).probabilistic
         encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
 
         def share() -> RankPart:
-            texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
+            path = pool_needs.texts
+            texts = text_lines(Path(path).read_text(encoding="utf-8-sig")) if path is not None else []
             part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
             lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))
-            return part if wanted.texts is None else part._replace(texts=list(lines))
+            return part if path is None else part._replace(texts=list(lines))
 
         part = together(share, world)
         pool = together(partial(collect.embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
         objective.pool_state = together(partial(objective.before_training, score_of(model), pool), world)
     objective.model.train(training)
     if world.is_first:
-        said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
+        said = f"epoch {at.epoch}: read the whole data in {time.perf_counter() - start:.0f} s"
         run.outputs.log.say("\n".join([said, *objective.notes(run.data.global_batch)]))
 
 
 def samples_to_fit(run: Run) -> int:
-    """Samples, at most, of the method's fit at the end; 0: it fits nothing."""
+    """Return the maximum number of samples of the method's fit at the end; 0 without a fit."""
     objective = run.trained.objective
     return 0 if run.config.data.synthetic else objective.needs(objective.config).closing_samples
 
 
 def fit_at_end(run: Run, stopped: Callable[[int], None]) -> None:
-    """Let the method fit to the trained model and its averaged twins; failures are logged.
+    """Fit the method's variances to the trained model and its averaged models; failures are logged.
 
-    stopped: called with the number of the signal that asked any rank to stop before it was done; raises Stopped.
+    stopped: called with the number of a stop signal that arrives during the fit; raises Stopped.
     """
-    trained, wanted = run.trained, samples_to_fit(run)
-    run.at.closed = not wanted
-    if not wanted:
+    trained, most = run.trained, samples_to_fit(run)
+    run.at.closed = not most
+    if not most:
         return
     start, problem, pairs = time.perf_counter(), "", 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         for model in models:
             try:
-                pairs = fit_model(run, model, wanted)
+                pairs = fit_model(run, model, most)
             except Exception as error:  # the same on all ranks
                 if stop := ranks.largest(run.world, run.health.stop.number)[0]:
                     stopped(stop)
                 problem = problem or explain(error) or f"{type(error).__name__}: {error}"
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
     if problem:
-        remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
+        remedy = "the model is saved without them; fit them later with prolip uncertainty"
         said = f"warning: variances were NOT fitted: {problem}: {remedy}"
     run.outputs.log.say(said)
     run.at.closed = True
 
 
-def fit_model(run: Run, model: Any, wanted: int) -> int:
-    """Fit to one model, whose images the ranks share; returns the number of pairs. Errors are raised on all ranks.
+def fit_model(run: Run, model: Any, most: int) -> int:
+    """Fit one model on at most `most` samples, shared by the ranks; returns the number of pairs. Raises on all ranks.
 
     For N images and M texts the first rank holds at most 8 (N + M) D bytes, others 4 N D / W.
     """
@@ -124,12 +125,12 @@ def fit_model(run: Run, model: Any, wanted: int) -> int:
 
     def encode(side: Side, batch: Tensor) -> dict[str, Tensor]:
         if run.health.stop.number:
-            raise InterruptedError("asked to stop")
+            raise InterruptedError("stop requested")
         return hidden_encoder(whole, side, world.device, autocast)(batch)
 
     def fit() -> tuple[dict[str, Tensor], int]:
         joined = collect.join(parts, image)
-        image.clear()  # `joined` holds them in order
+        image.clear()  # `joined` holds the rows in order
         check_enough(len(joined.image_of))
         scale = whole.logit_scale.exp().item()
         pairs = embed_texts(joined, partial(encode, "text"), run.outputs.tokenizer, scale)
@@ -141,7 +142,7 @@ def fit_model(run: Run, model: Any, wanted: int) -> int:
 
     try:
         images, held = partial(encode, "image"), Least(objective.needs(objective.config).closing_changes)
-        part = together(lambda: embed_images(share_of_samples(run, wanted), images, held=held), world)
+        part = together(lambda: embed_images(share_of_samples(run, most), images, held=held), world)
         held.limit = gathered(held.names, partial(least_of, most=held.most), world)
         part = together(lambda: collect.embed_changed(part, held, images, run.outputs.preprocess), world)
         parts = ranks.collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
@@ -162,7 +163,7 @@ def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
 
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
-    """This rank's share of at most so many samples of the training data in random order, with the loader's noise."""
+    """Yield this rank's share of at most `most` training samples in random order, with the loader's noise."""
     world, loader, preprocess = run.world, run.data.loader, run.outputs.preprocess
     place = world.rank, world.world_size
     return captioned_samples(run.config.data, preprocess, most, *place, noise=loader.noise, source=loader.source)
@@ -170,18 +171,18 @@ def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
 
 @torch.no_grad()
 def set_bias(run: Run, value: float) -> None:
-    """Set the bias of the model and its averaged twins."""
+    """Set the bias of the model and its averaged models."""
     for model in (run.trained.objective.model, *(average.module for average in run.trained.averages.values())):
         model.logit_bias.fill_(value)
     run.config = changed(run.config, "model", init_logit_bias=value)
 
 
 def balanced_bias(run: Run, batch: Batch) -> float:
-    """The bias at which the method's own loss of the first batch, of all ranks, has no slope in the bias.
+    """Return the bias at which the method's loss on the first global batch has zero slope in the bias.
 
-    The slope, dL/db of the global batch, rises with the bias. FlagError where it has no zero.
+    The slope, dL/db of the global batch, rises with the bias. FlagError if it has no zero.
     """
-    from scipy.optimize import bisect  # late: most runs need none of it
+    from scipy.optimize import bisect  # slow, and most runs do not need it
 
     trained, world = run.trained, run.world
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -200,6 +201,6 @@ def balanced_bias(run: Run, batch: Batch) -> float:
 
         if not slope(-LARGEST_BIAS) < 0 < slope(LARGEST_BIAS):
             why = "no bias balances matching and other pairs of the first batch"
-            raise FlagError(f"--init-logit-bias auto, and {why}: give a number such as --init-logit-bias -10")
+            raise FlagError(f"--init-logit-bias auto: {why}; give a number such as --init-logit-bias -10")
         found = round(bisect(slope, -LARGEST_BIAS, LARGEST_BIAS, xtol=ACCURACY), 4)
         return ranks.share_object(found, world)

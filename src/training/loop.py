@@ -1,4 +1,4 @@
-"""The training step and the epoch loop; no method is known here by name."""
+"""The training step and the epoch loop, independent of the method."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MIN_LOSS_SCALE = 1e-4
 def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
     """Optimiser step `step` (from 0) on the local batch; returns its terms on the device.
 
-    The update is skipped where a gradient is not finite (fp16: by GradScaler's rule). The host does not wait for it,
-    unless the optimiser is not a fused one.
+    The update is skipped if a gradient is not finite (fp16: by GradScaler's rule). With a fused optimiser, the host
+    does not wait.
     """
     frozen = [tower for tower, stage in trained.stages.items() if step < stage.frozen]
     backbones = {tower: stage.factor(step) for tower, stage in trained.stages.items()}
@@ -45,7 +45,7 @@ def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
     terms = accumulate_backward(trained.network, batch, trained.accum_freq, trained.autocast, trained.scaler.scale)
     for group in trained.optimizer.param_groups:
         for parameter in group["params"] if group["backbone"] in frozen else ():
-            parameter.grad = None  # neither clipping, nor decay, nor moments see it
+            parameter.grad = None  # excluded from clipping, decay and moments
     trained.scaler.unscale_(trained.optimizer)
     terms |= gradient_norms(trained.parts, trained.config.grad_clip_norm)
     optimizer: Any = trained.optimizer
@@ -68,7 +68,7 @@ def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
 
 
 def on_device(data: DataState, batch: Batch, step: int, device: torch.device) -> Batch:
-    """The batch of step `step` on the device, augmented there; lists stay, and the host does not wait."""
+    """Copy the batch of step `step` to the device and augment it there; lists stay, and the host does not wait."""
     batch = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
     for name, augment in (("image", data.augment), ("text", data.token_augment)):
         if augment is not None:
@@ -77,20 +77,20 @@ def on_device(data: DataState, batch: Batch, step: int, device: torch.device) ->
 
 
 def train(run: Run) -> None:
-    """Steps, log, checkpoints and evaluations, from the run's position to its last step. Stopped: on request."""
+    """Train, log, save and evaluate from the run's position to its last step; raises Stopped on request."""
     at, loader, watch = run.at, run.data.loader, Stopwatch(run.at.seconds)
     started_at, save_every = at.step, run.config.run.save_frequency
     run.health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
-        wanted, held = samples_to_fit(run), loader.dataset_samples
-        if wanted and (least := min(wanted, held)) < LEAST:
-            few = f"{least} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
-            run.outputs.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
-    elif not at.closed:  # it was stopped in the fit at the end
+        most, held = samples_to_fit(run), loader.dataset_samples
+        if most and (least := min(most, held)) < LEAST:
+            few = f"{least} samples are too few for the fit at the end, which needs {LEAST} pairs"
+            run.outputs.log.say(f"warning: {few}; the model will have no variances")
+    elif not at.closed:  # stopped during the fit at the end
         fit_at_end(run, partial(end_here, run, watch))
         checked_save(run, watch)
-    if at.step:  # it may have been stopped before an evaluation
+    if at.step:  # an evaluation may have been interrupted
         evaluate_when_due(run, watch)
     while at.step < run.total_steps:
         look_at_data(run)
@@ -106,7 +106,7 @@ def train(run: Run) -> None:
                 between_steps(run, watch, started_at)
                 evaluate_when_due(run, watch)
             elif at.batch_in_epoch < loader.num_batches:
-                break  # else the loader is asked once more: it judges the faults of the whole epoch
+                break  # otherwise one more call: the loader checks the faults of the whole epoch
         else:
             at.epoch += 1
             at.batch_in_epoch = 0
@@ -118,13 +118,13 @@ def train(run: Run) -> None:
 
 
 def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
-    """The present step, and what keeps account of it."""
+    """Take the current step and record it."""
     at, health, outputs = run.at, run.health, run.outputs
     batch = on_device(run.data, batch, at.step - 1, run.world.device)
     if run.config.model.init_logit_bias == AUTO:
         before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
         set_bias(run, value)
-        said = f"bias {value:.4g}, where the loss of the first batch is balanced; the weights had {before:.4g}"
+        said = f"bias {value:.4g} balances the loss of the first batch; the weights had {before:.4g}"
         outputs.log.say(said)
         if run.world.is_first:
             write_json(outputs.folder / "config.json", run.config.to_dict())
@@ -140,7 +140,7 @@ def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
 
 
 def report(run: Run, watch: Stopwatch, started_at: int) -> None:
-    """Wait for the device, stop on a non-finite term, then write a line and an object of metrics."""
+    """Wait for the device, raise for a non-finite term, then write a log line and an object of metrics."""
     warn_of_bad_steps(run)
     at, total, trained, health = run.at, run.total_steps, run.trained, run.health
     means = health.meter.read(run.world)
@@ -173,21 +173,21 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
 
 
 def warn_of_bad_steps(run: Run) -> None:
-    """Report non-finite steps since the last call; NonFiniteError where there are too many."""
+    """Report non-finite steps since the last call; NonFiniteError if there are too many."""
     for text in run.health.meter.check(run.world):
-        left = "the parameters were left as they are" if "grad_norm" in text else "its gradients were finite"
+        left = "the parameters did not change" if "grad_norm" in text else "its gradients were finite"
         run.outputs.log.say(f"warning: {text}: {left}")
     scaler = run.trained.scaler
     if scaler.is_enabled() and scaler.get_scale() < MIN_LOSS_SCALE:
         raise NonFiniteError(
-            f"step {run.at.step}: with --precision amp_fp16 no gradient was finite, down to a loss scale of "
-            f"{scaler.get_scale():.2g}; the parameters were left as they were. Resume from an earlier checkpoint "
-            "with --precision amp_bf16 or fp32, or a lower --lr"
+            f"step {run.at.step}: with --precision amp_fp16 no gradient was finite, even at loss scale "
+            f"{scaler.get_scale():.2g}; the parameters did not change. Resume from an earlier checkpoint with "
+            "--precision amp_bf16 or fp32, or a lower --lr"
         )
 
 
 def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
-    """Log and save where due by time, steps or samples; stop where any rank was asked to."""
+    """Log and save when due by time, steps or samples; stop if any rank received a signal."""
     saves, lines, health = run.outputs.saves, run.outputs.lines, run.health
     stop, save_asked, line_asked = health.consensus.exchange(health.stop.number, saves.asks(), lines.asks())
     if lines.due(run.at.step, line_asked):
@@ -201,19 +201,19 @@ def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
-    """Save the present step and raise Stopped; all ranks together. stop: number of the signal."""
+    """Save the current step and raise Stopped; on all ranks together. stop: number of the signal."""
     if run.outputs.saved_step != run.at.step:
         checked_save(run, watch)
     if run.outputs.saver is not None:
         with run.health.watchdog.pause():
             run.outputs.saver.settle(final=True)
-    wait_for_all(run.world)  # torchrun kills the others when one has ended
+    wait_for_all(run.world)  # torchrun kills the others when one ends
     where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
-    raise Stopped(f"{where}, which is saved", run.outputs.folder)
+    raise Stopped(f"{where}, saved", run.outputs.folder)
 
 
 def checked_save(run: Run, watch: Stopwatch) -> None:
-    """Save a checkpoint, of finite parameters only; not counted as training time."""
+    """Save a checkpoint if the parameters are finite; excludes the time from training time."""
     start = time.perf_counter()
     warn_of_bad_steps(run)
     run.at.seconds = watch.elapsed()
@@ -222,12 +222,12 @@ def checked_save(run: Run, watch: Stopwatch) -> None:
 
 
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
-    """Evaluate the model and its averaged twins where that is due and was not done at this step; Stopped between two
-    test sets: the resumed run evaluates again.
+    """Evaluate the model and its averaged models if due and not yet done at this step. Stopped may be raised between
+    two test sets; the resumed run evaluates again.
     """
-    evals, world, log, step, wanted = run.evals, run.world, run.outputs.log, run.at.step, run.config.val
-    by_steps = wanted.val_every_steps and step % wanted.val_every_steps == 0
-    by_epochs = wanted.val_frequency and run.at.batch_in_epoch == 0 and run.at.epoch % wanted.val_frequency == 0
+    evals, world, log, step, val = run.evals, run.world, run.outputs.log, run.at.step, run.config.val
+    by_steps = val.val_every_steps and step % val.val_every_steps == 0
+    by_epochs = val.val_frequency and run.at.batch_in_epoch == 0 and run.at.epoch % val.val_frequency == 0
     due = step == run.total_steps or by_steps or by_epochs
     if evals.validation is None or evals.step == step or not due:
         return
@@ -238,7 +238,7 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         remarks = [evaluate(run, watch, prefix, model) for prefix, model in models.items()]
         evals.step = step
         if world.is_first:
-            log.metrics(step, evals.metrics, kind="eval")  # which says that the evaluation is done
+            log.metrics(step, evals.metrics, kind="eval")  # marks the evaluation as done
             for prefix, result in evals.results.items():
                 if result.headlines:
                     log.say(f"step {step}: {prefix}" + f"  {prefix}".join(result.headlines))
@@ -250,7 +250,7 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
 
 
 def evaluate(run: Run, watch: Stopwatch, prefix: str, model: Any) -> str:
-    """Measure one model, and keep it if it is the best so far; returns a remark about that."""
+    """Evaluate one model and save it if it is the best so far; returns a remark."""
     evals, world, step = run.evals, run.world, run.at.step
     assert evals.validation is not None
 
@@ -260,17 +260,17 @@ def evaluate(run: Run, watch: Stopwatch, prefix: str, model: Any) -> str:
             end_here(run, watch, stop)
 
     model = whole_model(model, world, everywhere=True)
-    with torch.compiler.set_stance("force_eager"):  # other batch sizes would each be compiled for minutes
+    with torch.compiler.set_stance("force_eager"):  # compiling for each other batch size takes minutes
         last = step == run.total_steps and not prefix
         found = evals.results[prefix] = evals.validation.measure(model, world, stop_if_asked, last)
     metric, outputs = run.config.val.best_metric or "", run.outputs
     twin, slash, _ = metric.partition("/")
     if not metric or prefix != (twin + slash if twin in AVERAGES else "") or not world.is_first:
         return ""
-    from training.evaluate import keep_best  # late: it brings scipy and more
+    from training.evaluate import keep_best  # slow: loads scipy and more
 
     try:
         own = {prefix + name: value for name, value in found.metrics.items()}
         return keep_best(outputs.folder / "best", run.config.val, step, own, model, outputs.tokenizer)
     except Exception as error:  # files have exceptions of many kinds
-        return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
+        return f"warning: the best model was NOT saved; the run continues: {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
-Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped after a checkpoint
-by a signal, 130 left at once by a second Ctrl-C.
+Exit codes: 0 finished; 1 a bug, with a traceback; 2 an error in one line; 75 stopped by a signal after a checkpoint;
+130 stopped immediately by a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, under_t
 if TYPE_CHECKING:
     from training.config import Config
 
-#: What OpenCLIP's users may type, spelled without the leading dashes, and what to type here.
+#: Flags of OpenCLIP and of earlier versions, without the leading dashes -> what to type here.
 RETIRED: dict[str, str] = read_json(Path(__file__).with_name("retired_flags.json"))
-# One of each set is in force: naming one on the command line takes back the others of a config file.
+# One setting of each group is valid: a flag replaces the others of a config file.
 ALTERNATIVES = (
     (("run", "epochs"), ("run", "max_steps"), ("run", "max_samples")),
     (("data", "batch_size"), ("run", "global_batch_size")),
@@ -39,11 +39,11 @@ DESCRIPTION = """Train a probabilistic vision-language model.
 
 On N devices: torchrun --nproc_per_node N -m training.main, with the same flags.
 --help --method METHOD adds the flags of a method."""
-USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SHARDS [flags of the groups below]"
+USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SHARDS [...]"
 
 
 def build_parser(method: str | None, prog: str = "training.main") -> Parser:
-    """All flags of a run with this method; without one, those that all methods have."""
+    """Return a parser with all flags of a run with this method; without a method, the flags that all methods share."""
     from prolip.methods import retired_flags
 
     form = argparse.RawDescriptionHelpFormatter
@@ -57,15 +57,15 @@ def fill(parser: argparse.ArgumentParser, method: str | None = None) -> None:
     from prolip.methods import DEFAULT_METHOD, all_methods
     from training.config import DERIVED, section_types
 
-    parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
-    names = "{" + ",".join(all_methods()) + "}"
-    parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
+    parser.add_argument("--config", metavar="FILE", help="config.json of a run, or a YAML file; flags override it")
+    names = ", ".join(all_methods())
+    parser.add_argument("--method", metavar="METHOD", help=f"training method: {names} (default: {DEFAULT_METHOD})")
     for section, config in section_types(method).items():
         add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))
 
 
 def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
-    """Flags over a config file over the dataclasses' defaults, as one validated config."""
+    """Parse the command line into a validated config: flags override the config file, which overrides the defaults."""
     first = Parser(add_help=False, prog=prog)
     for flag in ("--config", "--method", "--resume", "--name", "--output", "--checkpoint-dir"):
         first.add_argument(flag)
@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
 
     path = early.config or own_config(early)
     saved = read_config_file(path) if path else {}
-    if path and not early.config:  # it may have been moved
+    if path and not early.config:  # the run may have moved
         saved["run"] = saved.get("run", {}) | {"name": early.name, "output": str(Path(path).parents[1])}
     left_out = saved.pop(REDACTED, {})
     saved_method = saved.pop("method", DEFAULT_METHOD)
@@ -94,7 +94,7 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     for name in left_out:
         section, setting = name.split(".")
         if setting not in flags.get(section, {}):
-            own, secret = flag_of(setting), "what may be secret in it (user info, query, command)"
+            own, secret = flag_of(setting), "its secret part (user info, query or command)"
             raise FlagError(f"--config {path} holds {own} without {secret}: give {own} again")
     merged = {section: dict(saved.get(section, {})) | flags.get(section, {}) for section in {**saved, **flags}}
     for settings in ALTERNATIVES:
@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
 
 
 def own_config(early: argparse.Namespace) -> str | None:
-    """The saved config of the run to be resumed, or None; FlagError for a mistyped name."""
+    """Return the path of the saved config of the run to resume, or None; FlagError for a mistyped name."""
     from training.config import RunConfig
 
     if early.resume not in ("latest", "auto") or not early.name:
@@ -115,8 +115,8 @@ def own_config(early: argparse.Namespace) -> str | None:
     file = runs / early.name / "config.json"
     if early.resume == "latest" and not (file.parent.is_dir() or early.checkpoint_dir):
         others = (run.parent.name for run in runs.glob("*/config.json"))
-        hint = did_you_mean(early.name, others, "--resume auto begins at step 0")
-        raise FlagError(f"--resume latest: {file.parent} holds none: {hint}")
+        hint = did_you_mean(early.name, others, "--resume auto starts at step 0")
+        raise FlagError(f"--resume latest: {file.parent} holds no run: {hint}")
     return str(file) if file.is_file() else None
 
 
@@ -137,9 +137,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         return console.EXIT_INTERRUPTED
     except Stopped as stop:
         if first_rank():
-            print(f"stopped: {stop}. Go on by:\n  {way_on(stop.folder, config, prog)}", file=sys.stderr, flush=True)
+            print(f"stopped: {stop}. Resume with:\n  {way_on(stop.folder, config, prog)}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
-    except FlagError as error:  # first: `explain` imports OpenCLIP
+    except FlagError as error:  # before `explain`, which imports OpenCLIP
         if "--traceback" in arguments:
             raise
         if first_rank():
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
 
 
 def way_on(folder: Path, config: Config, prog: str) -> str:
-    """The command line that resumes a stopped run."""
+    """Return the command line that resumes a stopped run."""
     from training.config import REDACTED
 
     program = prog if " " in prog else f"python -m {prog}"
@@ -173,7 +173,7 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
 
 def first_rank() -> bool:
-    """Whether this process is rank 0, or the only one."""
+    """Return True if this process is rank 0 or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -184,13 +184,13 @@ def complain(text: str) -> None:
 
 
 def script(arguments: Sequence[str] | None = None, prog: str = "training.main") -> NoReturn:
-    """`main` as a process that signals stop after a checkpoint, also while torch is imported."""
+    """Run `main` as a process; signals stop it after a checkpoint, even during the import of torch."""
     console.guard()
     share_busy_cores()
     STOP.install()
     if under_torchrun() and sys.platform == "linux":
-        # SIGTERM to a rank, in a session of its own, should its torchrun die: else it would train on, and write into a
-        # folder that the next try has taken
+        # SIGTERM to a rank, which has its own session, if its torchrun dies: otherwise it would continue to write to a
+        # folder that the resumed run has locked
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     sys.exit(main(arguments, prog))
 

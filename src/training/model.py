@@ -1,4 +1,4 @@
-"""Model, tokenizer and transforms of a run from its config, compiled, distributed and cast."""
+"""Construction of a run's model, tokenizer and transforms from its config."""
 
 from __future__ import annotations
 
@@ -47,37 +47,37 @@ DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 
 def build_tokenizer(config: Config) -> Any:
-    """The model's tokenizer, or --tokenizer; none where no text is read."""
+    """Return the model's tokenizer, or --tokenizer; None if the run reads no text."""
     if config.data.synthetic and not config.evaluates:
         return None
-    wanted = config.model
-    return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
+    own = config.model
+    return get_tokenizer(own.model, tokenizer=own.tokenizer, context_length=own.force_context_length)
 
 
 def build_model(config: Config, device: torch.device, load_weights: bool = True) -> tuple[Any, Transform, Compose]:
-    """(model in training precision, transform for training, transform for evaluation)."""
-    wanted = config.model
-    check_augmentation(wanted.aug_cfg)
-    warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
+    """Return (model in training precision, transform for training, transform for evaluation)."""
+    own = config.model
+    check_augmentation(own.aug_cfg)
+    warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP's warning lists used items
     method: dict[str, Any] | None = None
     chosen = find_method(config.method)
-    if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
+    if not chosen.adapts:  # saved with the model; with settings if the method extends it
         method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
-    elif not wanted.pretrained and ":" not in wanted.model:
-        what = f"--method {config.method} goes on with a trained model, --model {wanted.model} has random weights"
+    elif not own.pretrained and ":" not in own.model:
+        what = f"--method {config.method} needs a trained model, but --model {own.model} has random weights"
         raise FlagError(f"{what}: give --model local-dir:RUN/model, or --pretrained")
-    architecture, _ = get_model_config(wanted.model, tag=wanted.pretrained)
-    if wanted.force_image_size is not None:
-        architecture["vision_cfg"]["image_size"] = wanted.force_image_size
+    architecture, _ = get_model_config(own.model, tag=own.pretrained)
+    if own.force_image_size is not None:
+        architecture["vision_cfg"]["image_size"] = own.force_image_size
     if reason := chosen.objective.unserved(config.objective, architecture):
         towers = "; ".join(kinds_of(architecture))
-        raise FlagError(f"--method {config.method} does not train --model {wanted.model} ({towers}): {reason}")
-    model, transform, preprocess = create_model(wanted, device, load_weights, method)
-    if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
+        raise FlagError(f"--method {config.method} does not support --model {own.model} ({towers}): {reason}")
+    model, transform, preprocess = create_model(own, device, load_weights, method)
+    if own.grad_checkpointing and own.checkpoint_policy == "selective":
         checkpoint_selectively(model)
-    elif wanted.grad_checkpointing:
+    elif own.grad_checkpointing:
         model.set_grad_checkpointing(True)
-    if wanted.device_augment:  # the device augments and normalises the pixels, uint8 (3, H, W)
+    if own.device_augment:  # the device augments and normalises the pixels, uint8 (3, H, W)
         pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
         return model, Compose([*pillow, PILToTensor()]), preprocess
     halves = split_transform(config, model)
@@ -85,24 +85,24 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
 
 
 def settle_statistics(config: Config, world: World, model: Any) -> str | None:
-    """Let BatchNorm keep the running statistics of trained weights, else take those of each batch: FlagError where that
-    is no single pass of one process. Returns a note for the log, None without BatchNorm.
+    """Configure BatchNorm: running statistics of trained weights, otherwise statistics of each batch. FlagError if a
+    batch is not one pass of one process. Returns a note for the log, or None without BatchNorm.
     """
     if not any(isinstance(part, BatchNorm) and part.training for part in model.modules()):
         return None
     if find_weights(config.model.model, config.model.pretrained) is not None:
         for tower in model.towers().values():
             tower.keep_statistics()
-        return "BatchNorm keeps the running statistics of the weights that the run starts from; its parameters learn"
+        return "BatchNorm keeps the running statistics of the initial weights; its parameters are trained"
     accum = config.run.accum_freq
     cuts = {f"{world.world_size} ranks": world.world_size > 1, f"--accum-freq {accum}": accum > 1}
     cuts["--grad-checkpointing"] = config.model.grad_checkpointing
     if cut := next((cut for cut, there in cuts.items() if there), None):
         raise FlagError(
-            f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a "
-            "whole batch in one pass: train without, or start from trained weights (--pretrained)"
+            f"{cut}, but {config.model.model} has BatchNorm with random weights, which needs a whole batch in one "
+            "pass: train without it, or start from trained weights (--pretrained)"
         )
-    return "BatchNorm takes the statistics of each batch, as the run starts from random weights"
+    return "BatchNorm uses the statistics of each batch, because the run starts from random weights"
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:
@@ -110,10 +110,10 @@ def export_checkpoint(address: str, folder: Path, average: str | None = None) ->
     check_checkpoint(address, flag="CHECKPOINT")
     state = load_checkpoint(address)
     if average and state.get(average) is None:
-        raise FlagError(f"--{average}, but the checkpoint holds no averaged weights: leave it out")
+        raise FlagError(f"--{average}: the checkpoint holds no averaged weights; remove --{average}")
     values = dict(state["config"])
     config = build_config(values.pop("method"), values)
-    # the weights that the run began from may be gone
+    # the run's initial weights may no longer exist
     model, _, _ = build_model(config, torch.device("cpu"), load_weights=False)
     inside, prefix = state["objective"], "model."
     own = {name.removeprefix(prefix): value for name, value in inside.items() if name.startswith(prefix)}
@@ -122,14 +122,14 @@ def export_checkpoint(address: str, folder: Path, average: str | None = None) ->
 
 
 def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
-    """FlagError where OpenCLIP's augmentation has no such setting, or it is no share."""
+    """Raise FlagError for a setting that OpenCLIP's augmentation lacks, or a value out of range."""
     known = [field.name for field in dataclasses.fields(AugmentationCfg)]
     shares = ("color_jitter_prob", "gray_scale_prob", "re_prob")
     for name, value in aug_cfg.items():
         if name not in known:
-            raise FlagError(f"--aug-cfg {name}={value} is unknown: it has {', '.join(known)}")
+            raise FlagError(f"--aug-cfg {name}={value}: unknown setting; use {', '.join(known)}")
         if name in shares and value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
-            raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
+            raise FlagError(f"--aug-cfg {name}={value} is not a probability: give a number from 0 to 1")
         numbers = value if name == "scale" else (1, 1)
         real = isinstance(numbers, (list, tuple)) and all(isinstance(number, (int, float)) for number in numbers)
         if not (real and len(numbers) == 2 and 0 < numbers[0] <= numbers[1] <= 1):
@@ -138,15 +138,15 @@ def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
 
 
 def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
-    """The parts of --aug-cfg for workers and device; None where OpenCLIP's transform does all of it."""
-    wanted = config.model
-    if wanted.openclip_transform or config.data.synthetic:
+    """Return the parts of --aug-cfg for workers and device; None if OpenCLIP's transform does all of it."""
+    own = config.model
+    if own.openclip_transform or config.data.synthetic:
         return None
-    return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
+    return split_augmentation(own.aug_cfg, model.image_size, own.dct_scaled_decoding)
 
 
 def build_augment(config: Config, model: Any, device: torch.device, draws: Draws) -> DeviceTransform | None:
-    """Augmentation and normalisation on the device, by the model's statistics; None where images come normalised."""
+    """Build augmentation and normalisation on the device, with the model's statistics; None for normalised images."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
     augment: DeviceTransform
     if config.model.device_augment:
@@ -160,7 +160,7 @@ def build_augment(config: Config, model: Any, device: torch.device, draws: Draws
 
 
 def build_token_augment(config: Config, model: Any, tokenizer: Any, device: Any, draws: Draws) -> TokenAugment | None:
-    """Augmentation of token ids on the device; None where none is asked for. FlagError without a [MASK] to put in."""
+    """Build the augmentation of token ids on the device; None if it is off. FlagError without a [MASK] token."""
     if not any(config.augment.token_shares):
         return None
     try:
@@ -170,7 +170,7 @@ def build_token_augment(config: Config, model: Any, tokenizer: Any, device: Any,
 
 
 def checkpoint_selectively(model: Any) -> None:
-    """Recompute norms, activations and residuals in the backward pass, and keep matrix products and attention."""
+    """Recompute norms, activations and residuals in the backward pass; keep matrix products and attention."""
     contexts = partial(create_selective_checkpoint_contexts, KEPT)
     for tower in model.towers().values():
         for block in tower.blocks:
@@ -178,13 +178,13 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
-    """The objective in DDP when there are several ranks and it is not sharded. Its graph is static, which allows
-    recomputed blocks.
+    """Wrap the objective in DDP if there are several ranks and it is not sharded. A static graph allows recomputed
+    blocks.
     """
     if world.world_size == 1 or settings.fsdp:
         return objective
     wrap = nn.parallel.DistributedDataParallel
-    # the buffers are constants; torch 2.15 has renamed the setting
+    # the buffers are constants; torch 2.15 renamed the setting
     known = inspect.signature(wrap).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     network = wrap(
@@ -194,12 +194,12 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
         static_graph=settings.accum_freq == 1,
         **{buffers: False},  # type: ignore[arg-type]
     )
-    # gradients of zero fix the order of DDP's buckets, in which ranks add numbers, now instead of after a run's first
-    # step: else a resumed run would differ by rounding
+    # zero gradients fix the order of DDP's buckets now, not after the first step of a run: otherwise a resumed run
+    # would add numbers in another order and differ by rounding
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731
     objective.forward = nothing  # type: ignore[method-assign]
-    for _ in range(2):  # DDP takes two steps to know a graph that is static
+    for _ in range(2):  # DDP needs two steps to record a static graph
         network().backward()
     del objective.forward
     for parameter in trained:
@@ -208,24 +208,24 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
 
 
 def check_precision(flag: str, precision: str, device: torch.device) -> None:
-    """Refuse what the device cannot compute."""
+    """Raise FlagError for a precision that the device does not support."""
     if precision == "amp_fp16" and device.type == "cpu":
-        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+        raise FlagError(f"{flag} amp_fp16 needs CUDA, but the device is cpu: use amp_bf16 or fp32")
     if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         name = torch.cuda.get_device_name(device)
-        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
+        raise FlagError(f"{flag} amp_bf16 is not supported by {name}: use amp_fp16 or fp32")
 
 
 def autocast_for(precision: str, device: torch.device) -> Autocast:
-    """A maker of contexts for forward passes in this precision."""
+    """Return a factory of contexts for forward passes in this precision."""
     if precision not in DTYPES:
         return contextlib.nullcontext
     return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
 def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
-    """Plain attention for bf16 on the CPU, where the fused kernel's backward pass takes 4x the time at 20 to 70 tokens
-    and 1.4x at 200 (torch 2.15). Entered for the whole run, as blocks may be recomputed.
+    """Return a context with plain attention for bf16 on the CPU: the fused kernel's backward pass takes 4x the time at
+    20 to 70 tokens, 1.4x at 200 (torch 2.15). Enter it for the whole run, because blocks may be recomputed.
     """
     plain = precision == "amp_bf16" and device.type == "cpu"
     return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()

@@ -35,13 +35,13 @@ GROWTH = 256 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among all: rank of world_size, and its device."""
+    """This process among all ranks: its rank of world_size, and its device."""
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = torch.device("cpu")
     waiting: Any = None  # gloo group for waits longer than a collective's time-out
-    local_rank: int = 0  # among the ranks of this machine, whose numbers are in a row
+    local_rank: int = 0  # among the ranks of this machine, which have consecutive numbers
     local_size: int = 1
 
     @property
@@ -50,13 +50,13 @@ class World:
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, world_size, local_rank) that torchrun set, or (0, 1, 0); a half-set environment is refused."""
+    """Return (rank, world_size, local_rank) as set by torchrun, or (0, 1, 0); ValueError if only some are set."""
     given = [name for name in TORCHRUN_VARIABLES if environment.get(name)]
     if not any(name in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return 0, 1, 0
     if missing := [name for name in TORCHRUN_VARIABLES if name not in given]:
-        what = f"{', '.join(given)} are set but {', '.join(missing)} not"
-        raise ValueError(f"{what}: start with torchrun, which sets all of them, or unset them to run in one process")
+        what = f"{', '.join(given)} are set, but not {', '.join(missing)}"
+        raise ValueError(f"{what}: start with torchrun, which sets all of them, or unset them to run one process")
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if not 0 <= rank < world_size:
         raise ValueError(f"RANK={rank} of WORLD_SIZE={world_size}: start with torchrun, which numbers the ranks")
@@ -64,21 +64,21 @@ def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
-    """The device of this process for `auto`, `cpu` or `cuda`; ValueError where there is none."""
+    """Return the device of this process for `auto`, `cpu` or `cuda`; ValueError if there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local_rank >= count:
-        remedy = f"start at most {count} processes here" if count else "use --device cpu"
-        raise ValueError(f"--device {name}, but local rank {local_rank} has none of {count} CUDA devices: {remedy}")
+        remedy = f"start at most {count} processes on this machine" if count else "use --device cpu"
+        raise ValueError(f"--device {name}: no device for local rank {local_rank} ({count} CUDA devices): {remedy}")
     return torch.device("cuda", local_rank)
 
 
 @contextmanager
 def process_group(device_name: str) -> Iterator[World]:
-    """The ranks of a run, while the context lasts."""
+    """Join the ranks of a run; yields this process's `World`."""
     rank, world_size, local_rank = read_environment(os.environ)
     device = choose_device(device_name, local_rank)
     if device.type == "cuda":
@@ -103,7 +103,7 @@ def process_group(device_name: str) -> Iterator[World]:
 
 @contextmanager
 def node_of(world: World) -> Iterator[World]:
-    """The ranks of this machine as a world of their own, while the context lasts; all of them must enter."""
+    """Yield the ranks of this machine as a separate world; all of them must enter."""
     if world.local_size == 1:
         yield World(device=world.device)
         return
@@ -116,25 +116,25 @@ def node_of(world: World) -> Iterator[World]:
 
 
 def wait_for_all(world: World) -> None:
-    """Wait for all ranks, however long the slowest takes."""
+    """Wait for all ranks, up to PATIENCE."""
     if world.world_size > 1:
         dist.barrier(group=world.waiting)
 
 
 def check_equal_batches(rows: Any, world: World) -> None:
-    """ValueError on every rank unless all have the same local batch."""
+    """Raise ValueError on every rank unless all local batches are equal."""
     count = rows if isinstance(rows, int) else 0  # auto is the same on all ranks
     most, least = largest(world, count, -count)
     if most != -least:
-        what = f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones"
-        raise ValueError(f"{what}: use {-least} on every rank")
+        what = f"local batch sizes differ between ranks ({-least} to {most})"
+        raise ValueError(f"{what}: use the same on all {world.world_size} ranks, such as {-least}")
 
 
 class StopConsensus:
-    """Asynchronous maximum over ranks of stop and save requests, known to all ranks at the same step.
+    """Asynchronous maximum of stop and save requests over ranks, available on all ranks at the same step.
 
-    One all-reduce every few steps, about SECONDS of the slowest rank, read when the next one is due: the host waits
-    only for a device that lags by more steps than these.
+    One all-reduce every few steps (SECONDS on the slowest rank), read when the next one is due: the host waits only if
+    the device lags by more steps.
     """
 
     SECONDS, MOST = 0.25, 100
@@ -145,7 +145,7 @@ class StopConsensus:
         self.last, self.every, self.left = time.monotonic(), 1, 1
 
     def exchange(self, *asked: int) -> list[int]:
-        """The largest numbers that ranks asked for at the exchange before; zeros between exchanges."""
+        """Return the largest numbers that ranks sent in the previous exchange; zeros between exchanges."""
         if self.world.world_size == 1:
             return list(asked)
         self.left -= 1
@@ -164,7 +164,7 @@ class StopConsensus:
         return agreed
 
     def _post(self, numbers: Tensor) -> tuple[Callable[[], Any], Tensor]:
-        """Start the all-reduce: a function that waits for it, and the tensor of its result."""
+        """Start the all-reduce; returns a function that waits for it, and the result tensor."""
         if self.world.device.type == "cpu":
             return dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True).wait, numbers
         there = numbers.pin_memory().to(self.world.device, non_blocking=True)
@@ -176,7 +176,7 @@ class StopConsensus:
 
 
 def share_object(value: Any, world: World) -> Any:
-    """Rank 0's value on every rank."""
+    """Return rank 0's value on every rank."""
     if world.world_size == 1:
         return value
     box = [value]
@@ -185,7 +185,7 @@ def share_object(value: Any, world: World) -> Any:
 
 
 def largest(world: World, *numbers: int) -> list[int]:
-    """The elementwise maximum of all ranks' numbers."""
+    """Return the elementwise maximum of the numbers over ranks."""
     found = torch.tensor(numbers)
     if world.world_size > 1:
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world.waiting)
@@ -193,7 +193,7 @@ def largest(world: World, *numbers: int) -> list[int]:
 
 
 def collect_objects(value: Any, world: World) -> list[Any]:
-    """The values of all ranks on rank 0, in their order; on others an empty list."""
+    """Return the values of all ranks, in order, on rank 0; an empty list on others."""
     if world.world_size == 1:
         return [value]
     boxes = [None] * world.world_size if world.is_first else None
@@ -202,7 +202,7 @@ def collect_objects(value: Any, world: World) -> list[Any]:
 
 
 def from_first(work: Callable[[], T], world: World) -> T:
-    """The result of `work`, done by rank 0 alone, on every rank, by a broadcast; errors are raised on all."""
+    """Run `work` on rank 0 and return its result on every rank; errors are raised on all ranks."""
     if world.world_size == 1:
         return work()
     found, error, sent = None, None, b""
@@ -221,20 +221,20 @@ def from_first(work: Callable[[], T], world: World) -> T:
                 kinds = (OSError, ValueError, ImportError)
                 kind = next((kind for kind in kinds if isinstance(raised, kind)), RuntimeError)
                 sent = pickle.dumps((None, kind(str(raised))))
-    received, told = pickle.loads(share_object(sent, world))
-    if told is not None:
-        raise error or told
+    received, sent_error = pickle.loads(share_object(sent, world))
+    if sent_error is not None:
+        raise error or sent_error
     return cast(T, found) if world.is_first else received
 
 
 def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
-    """The result on rank 0 of `work` on the values of all ranks, on every rank; errors as `from_first`."""
+    """Run `work` on rank 0 on the values of all ranks; returns its result on every rank; errors as `from_first`."""
     values = collect_objects(value, world)
     return from_first(partial(work, values), world)
 
 
 def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
-    """The rows (n, ...) of all ranks on rank 0, in their order, held once. counts: of every rank, on rank 0."""
+    """Collect the rows (n, ...) of all ranks on rank 0, in order, without copies. counts: rows per rank, on rank 0."""
     if world.world_size == 1:
         return own
     if not world.is_first:
@@ -251,7 +251,7 @@ def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:
-    """Seed Python, numpy and torch; with `deterministic`, forbid algorithms whose results vary."""
+    """Seed Python, numpy and torch; with `deterministic`, forbid non-deterministic algorithms."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  libraries draw from the global generator
     torch.manual_seed(seed)
@@ -261,7 +261,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
 
 
 def seed_step(seed: int, step: int, world: World) -> None:
-    """Seed torch's generators by (seed, rank, step), for dropout and drop path: checkpoints hold no states."""
+    """Seed torch's generators from (seed, rank, step), for dropout and drop path; checkpoints then need no states."""
     number = mix_seed(seed, world.rank, step)
     torch.default_generator.manual_seed(number)
     if world.device.type == "cuda":
@@ -269,7 +269,7 @@ def seed_step(seed: int, step: int, world: World) -> None:
 
 
 def write_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the generators of a checkpoint from before `seed_step`."""
+    """Restore the generators of an old checkpoint, from before `seed_step`."""
     torch.set_rng_state(state["torch"].cpu())
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]
@@ -279,24 +279,24 @@ def write_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory: the kernel would clear its pages again, 6 to 15% of a step on a CPU."""
+    """Make glibc keep freed memory: otherwise the kernel clears its pages again, 6 to 15% of a step on a CPU."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, another system
         return False
-    wanted = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, GROWTH))
-    return all(mallopt(name, value) == 1 for name, value in wanted)
+    options = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, GROWTH))
+    return all(mallopt(name, value) == 1 for name, value in options)
 
 
 def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
     """Shard the towers in place, block by block, gathered in `dtype` (embeddings and heads: float32).
 
-    Scale and bias stay whole: their gradients are averaged as they arrive. FlagError for one rank.
+    Scale and bias stay whole; their gradients are averaged as they arrive. FlagError for one rank.
     """
     if world.world_size == 1:
-        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
+        raise FlagError("--fsdp needs several ranks: start with torchrun, or remove --fsdp")
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    dtype = dtype if world.device.type == "cuda" else None  # a norm on the CPU takes no parameters of lower precision
+    dtype = dtype if world.device.type == "cuda" else None  # CPU norms reject lower precision
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for tower in model.towers().values():
         for block in tower.blocks:
@@ -304,7 +304,7 @@ def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> N
         fully_shard(tower, mesh=mesh)
 
     def average_gradient(parameter: Tensor) -> None:
-        """Average over ranks; micro-batches may accumulate, as averaging twice changes nothing."""
+        """Average over ranks; micro-batches may accumulate, because averaging twice changes nothing."""
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
@@ -315,7 +315,7 @@ def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> N
 
 
 def like(value: Tensor, pattern: Tensor) -> Tensor:
-    """A whole tensor, the same on all ranks, sharded as `pattern`, if that is."""
+    """Shard a whole tensor, equal on all ranks, like `pattern`; return it unchanged if that is not sharded."""
     if isinstance(pattern, DTensor) and not isinstance(value, DTensor) and value.shape == pattern.shape:
         value = value.to(pattern.device)
         return distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
@@ -333,7 +333,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def own(part: Any, parameter: Tensor) -> Any:
-        """A copy: the checkpoint's file may be mapped, and go."""
+        """Return a copy: the checkpoint file may be memory-mapped and deleted later."""
         if not isinstance(part, Tensor) or isinstance(part, DTensor):
             return part
         return like(part.to(parameter.device, copy=True) if part.shape == parameter.shape else part.clone(), parameter)
@@ -346,7 +346,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
-    """The model itself, or a whole copy of a sharded one on rank 0, or `everywhere`, else None; all ranks must call."""
+    """Return the model; if sharded, a whole copy on rank 0 (or `everywhere`), else None. All ranks must call this."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     keep, state = world.is_first or everywhere, {}
@@ -356,7 +356,7 @@ def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
             state[name] = full.cpu()
     if not keep:
         return None
-    with torch.random.fork_rng(devices=[]):  # the drawn weights are overwritten
+    with torch.random.fork_rng(devices=[]):  # `twin` draws weights, which are then overwritten
         copy = model.twin()
     copy.load_state_dict(state)
     return copy.to(world.device)

@@ -1,4 +1,4 @@
-"""A run: built from its config, driven by the loop, and its results written at the end."""
+"""A run: built from its config, trained by the loop, and its results written at the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from training.state import Clock, DataState, EvalState, Health, Run, RunOutputs,
 
 
 def run(config: Config) -> Path:
-    """Train a model by the config; returns the run's folder."""
+    """Train a model as the config specifies; returns the run's folder."""
     with ranks.process_group(config.run.device) as world, contextlib.ExitStack() as held:
         parts.check_precision("--precision", config.run.precision, world.device)
         parts.check_precision("--val-precision", config.val.val_precision, world.device)
@@ -63,7 +63,7 @@ def run(config: Config) -> Path:
                 finish(state, time.perf_counter() - start)
         finally:
             close(state)
-    if config.run.report and world.is_first:  # when the other ranks are free to end
+    if config.run.report and world.is_first:  # after the barrier: the other ranks may end
         from prolip.corpora.emoji.report.page import end_with_report
 
         state.outputs.log.say(end_with_report(folder))
@@ -72,7 +72,7 @@ def run(config: Config) -> Path:
 
 @contextlib.contextmanager
 def status_written(run: Run) -> Iterator[None]:
-    """status.json while and after the context: what the scripts around a run decide by."""
+    """Keep status.json up to date during and after the context, for the scripts around a run."""
     outputs, stop = run.outputs, run.health.stop
 
     def write(state: str, **facts: Any) -> None:
@@ -82,19 +82,19 @@ def status_written(run: Run) -> Iterator[None]:
 
     write("running")  # from now on with every checkpoint
     stop.ended = False
-    stop.last_words = lambda: write("failed", exit_code=EXIT_INTERRUPTED, reason="interrupted, left at once")
+    stop.last_words = lambda: write("failed", exit_code=EXIT_INTERRUPTED, reason="interrupted immediately")
     try:
         yield
         write("finished", exit_code=0)
     except Stopped as stopped:
-        with contextlib.suppress(OSError):  # a full disk must not hide the way on
+        with contextlib.suppress(OSError):  # a full disk must not hide the command that resumes
             write("stopped", exit_code=EXIT_STOPPED, reason=str(stopped))
         raise
     except BaseException as error:
         if outputs.saver is not None:
             outputs.saver.settle()
             outputs.saver.close()  # first: every write sets the status to `running`
-        with contextlib.suppress(OSError):  # nor the error that it led to
+        with contextlib.suppress(OSError):  # nor the original error
             write("failed", reason=explain(error) or f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -102,7 +102,7 @@ def status_written(run: Run) -> Iterator[None]:
 
 
 def close(run: Run) -> None:
-    """Close log, loader, ledger, writer of checkpoints, watchdog and profile, even where one of them fails."""
+    """Close log, loader, ledger, checkpoint writer, watchdog and profiler, even if one of them fails."""
     outputs, health = run.outputs, run.health
     with contextlib.ExitStack() as ends:
         for part in (outputs.log, run.data.loader, outputs.ledger, outputs.saver, health.watchdog, health.profiler):
@@ -111,12 +111,12 @@ def close(run: Run) -> None:
 
 
 def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
-    """Build and check every part of the run, resume where asked to, and lock the folder until `held` is closed."""
+    """Build and check every part of the run, resume on request, and lock the folder until `held` is closed."""
     settings = config.run
     ranks.seed_everything(settings.seed, settings.deterministic)
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
-        torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
-    tokenizer = parts.build_tokenizer(config)  # first: what is missing shows at once
+        torch.set_float32_matmul_precision("high")  # TF32 for the towers; not needed under autocast
+    tokenizer = parts.build_tokenizer(config)  # first: a missing file shows immediately
     (part := logging.getLogger("prolip.models.checkpoint")).setLevel(logging.INFO)
     part.addHandler(listener := BufferingHandler(capacity=10_000))
     try:
@@ -166,7 +166,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
     for reason in passed_over:
-        say(f"passed over {reason}")
+        say(f"skipped {reason}")
     if address and checkpoint:
         resume(run, address, checkpoint)
     elif settings.resume:
@@ -176,7 +176,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
 
 
 def open_loader(config: Config, world: World, rows: int, model: Any, transform: Any, tokenizer: Any) -> Loader:
-    """This rank's batches of `rows` samples."""
+    """Build this rank's loader of batches of `rows` samples."""
     loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
         transform,
@@ -188,17 +188,17 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         once=partial(ranks.from_first, world=world),
     )
     loader.pin = world.device.type == "cuda"
-    loader.gather = partial(ranks.gathered, world=world)  # faults are judged over all ranks
-    _ = loader.noise  # read now, so that what fails there fails before the first step
+    loader.gather = partial(ranks.gathered, world=world)  # fault limits apply to all ranks together
+    _ = loader.noise  # read now, so that errors appear before the first step
     return loader
 
 
 def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> TrainState:
-    """Method, averaged twins and optimiser, sharded and compiled where asked. length: steps of run and epoch."""
+    """Build method, averaged models and optimiser, sharded and compiled on request. length: steps of run and epoch."""
     settings, method, (steps, per_epoch) = config.run, find_method(config.method).objective, length
     teacher = None
     if address := method.needs(config.objective).teacher:
-        with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
+        with torch.random.fork_rng(devices=[]):  # keeps the run's random numbers
             teacher = create_model_from_pretrained(address, device=world.device, return_transform=False)
         teacher.eval().requires_grad_(False)
     context = Context(
@@ -236,7 +236,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
 
 
 def build_evals(config: Config, world: World, loader: Loader, averages: Any, tokenizer: Any, preprocess: Any) -> Any:
-    """The test sets, opened, for the model and its averaged twins."""
+    """Open the test sets for the model and its averaged models."""
     if not config.evaluates:
         return EvalState()
     from training.evaluate import open_validation
@@ -246,7 +246,7 @@ def build_evals(config: Config, world: World, loader: Loader, averages: Any, tok
 
 
 def build_health(config: Config, world: World, objective: Objective, length: tuple[int, int]) -> Health:
-    """What watches over a run. length: rows of this rank in a step, and steps."""
+    """Build the health monitor of a run. length: samples per step on this rank, and steps."""
     settings, utilisation, (rows, steps) = config.run, None, length
     peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
     if peak is None and world.device.type == "cuda":
@@ -259,14 +259,14 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
         except NotImplementedError as error:
             if world.is_first:
                 print(f"the log has no mfu: {error}", flush=True)
-    # GradScaler meets infinite gradients by design and skips the step; everything else must be finite
+    # GradScaler produces infinite gradients by design and skips the step; all other terms must be finite
     meter = LossMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite)
     dog, chance = Watchdog(settings.stall_seconds, world.rank), ChanceWatch(rows, world.world_size, steps)
     return Health(meter, STOP, ranks.StopConsensus(world), dog, chance, utilisation)
 
 
 def summary(run: Run) -> str:
-    """A description of the run for its log."""
+    """Describe the run for its log."""
     config, world, loader, model = run.config, run.world, run.data.loader, run.trained.objective.model
     optim, global_batch = config.optim, run.data.global_batch
     sizes: dict[str, tuple[int, int]] = {}
@@ -278,7 +278,7 @@ def summary(run: Run) -> str:
     split = f"{world.world_size} ranks x {config.run.accum_freq} micro-batches"
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
     clipping = f"gradients clipped at {optim.grad_clip_norm:g}" if optim.grad_clip_norm else "no clipping"
-    bias = "by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"
+    bias = "from the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"
     facts = {
         "model": f"{config.model.model}, {sum(own for own, _ in sizes.values()):,} parameters: {', '.join(counts)}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
@@ -302,9 +302,9 @@ def summary(run: Run) -> str:
 
 
 def finish(run: Run, seconds: float) -> None:
-    """Write the trained model, its averaged twins and the last evaluation into the run folder."""
+    """Write the trained model, its averaged models and the last evaluation to the run folder."""
     trained, outputs, world, evals = run.trained, run.outputs, run.world, run.evals
-    run.data.loader.close()  # a worker that is killed now would be noticed while the model is written
+    run.data.loader.close()  # first: a worker killed from now on must not interrupt the write of the model
     with run.health.watchdog.pause():
         models: dict[str, Any] = {"model": trained.objective.model}
         models |= {f"model_{name}": average for name, average in trained.averaged(run.at.step).items()}
@@ -315,8 +315,8 @@ def finish(run: Run, seconds: float) -> None:
                 for name, model in models.items():
                     save_pretrained(model, folder / name, tokenizer=outputs.tokenizer)
             except Exception as error:  # safetensors has exceptions of its own
-                what = f"the model was not written into {folder} ({error})"
-                raise OSError(f"{what}: mend that, then {WAY_ON}") from error
+                what = f"the model was not written to {folder} ({error})"
+                raise OSError(f"{what}: fix this, then {WAY_ON}") from error
             if evals.results:
                 from prolip.corpora.emoji.result import format_corpus
 
@@ -329,7 +329,7 @@ def finish(run: Run, seconds: float) -> None:
                 write_json(folder / "eval.json", {"step": evals.step, **evals.metrics})
                 shown = {name: examples for name, examples in evals.results[""].examples.items() if examples}
                 write_json(folder / "examples.json", shown)
-            if outputs.saver is not None:  # last: the model is there even if this fails
+            if outputs.saver is not None:  # last: the model exists even if this fails
                 outputs.saver.settle(final=True)
             say(f"done in {duration(seconds)}: model in {folder / 'model'}")
         ranks.wait_for_all(world)

@@ -25,39 +25,39 @@ from training.model import Autocast
 from training.optim import EpochAverage, Stage
 from training.parallel import StopConsensus, World
 
-if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
+if TYPE_CHECKING:  # evaluations load scipy and more, which runs without evaluations do not need
     from prolip.corpora.emoji.result import CorpusResult
     from training.evaluate import Validation
 
-#: Averaged twins of the model -> their flags. Metrics of a twin begin with NAME/, its folders and files end in _NAME.
+#: Averaged models -> their flags. Their metrics begin with NAME/, their folders and files end in _NAME.
 AVERAGES = {"ema": "--ema-decay", "swa": "--swa-epochs"}
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Model, optimizer and schedule."""
+    """Model, optimiser and schedule."""
 
     objective: Objective  # the method, with its model
-    network: nn.Module  # the same, in DDP where there are several ranks
+    network: nn.Module  # the objective, wrapped in DDP if there are several ranks
     parts: dict[str, list[nn.Parameter]]  # trained parameters by tower
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     gate: NonFiniteGuard
-    averages: dict[str, ModelEmaV3]  # by names of AVERAGES
+    averages: dict[str, ModelEmaV3]  # by name of AVERAGES
     config: OptimConfig
     total_steps: int
-    stages: dict[str, Stage]  # of backbones that are frozen at first
+    stages: dict[str, Stage]  # of backbones frozen at first
     accum_freq: int
     autocast: Autocast
-    seeded: bool = True  # generators at every step; not after a checkpoint that holds their states
+    seeded: bool = True  # seed generators at every step; False after a checkpoint with generator states
 
     def swa_steps(self, step: int) -> list[int]:
-        """The steps whose weights SWA has averaged after `step`; none without it."""
+        """Return the steps whose weights SWA has averaged after `step`; empty without SWA."""
         average = self.averages.get("swa")
         return average.taken(step) if isinstance(average, EpochAverage) else []
 
     def averaged(self, step: int) -> dict[str, nn.Module]:
-        """Name -> averaged twin, of those that have averaged something after `step` steps."""
+        """Return name -> averaged model, for averages that hold weights after `step` steps."""
         return {name: x.module for name, x in self.averages.items() if name != "swa" or self.swa_steps(step)}
 
 
@@ -73,20 +73,20 @@ class DataState:
 
 @dataclass
 class Health:
-    """What watches over a run."""
+    """The health monitors of a run."""
 
     meter: LossMeter
     stop: StopSignal
     consensus: StopConsensus
     watchdog: Watchdog
     chance: ChanceWatch
-    utilisation: float | None = None  # model FLOPs of a sample over the peak FLOP/s of all devices, if known
+    utilisation: float | None = None  # model FLOPs per sample / peak FLOP/s of all devices, if known
     profiler: StepProfiler | None = None
 
 
 @dataclass
 class Evaluated:
-    """Evaluation of a model, on the first rank: metrics, log lines, the emoji corpus's result, examples of sets."""
+    """The evaluation of a model, on the first rank: metrics, log lines, the emoji corpus's result, examples of sets."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     headlines: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ class EvalState:
     """The last evaluation, and the test sets."""
 
     validation: Validation | None = None
-    results: dict[str, Evaluated] = field(default_factory=dict)  # by the prefix of their metrics: "", "ema/"
+    results: dict[str, Evaluated] = field(default_factory=dict)  # by prefix of the metrics: "", "ema/"
     step: int | None = None
 
     @property
@@ -110,7 +110,7 @@ class EvalState:
 
 @dataclass(kw_only=True)
 class Clock:
-    """When the next checkpoint or line of the log is due: steps and seconds after the last one (0: never)."""
+    """Schedule of checkpoints or log lines: steps and seconds after the last one (0: never)."""
 
     every_steps: int = 0
     every_seconds: float = 0.0
@@ -118,23 +118,23 @@ class Clock:
     last_time: float = field(default_factory=time.monotonic)
 
     def asks(self) -> int:
-        """The number of the next one if it is due by this rank's clock, else 0."""
+        """Return the number of the next one if it is due by this rank's clock, else 0."""
         over = bool(self.every_seconds) and time.monotonic() - self.last_time >= self.every_seconds
         return (self.last_step + 1) * over
 
     def due(self, step: int, agreed: int) -> bool:
-        """Whether it is due after `step` steps. agreed: the largest number that a rank asked for."""
+        """Return True if the next one is due after `step` steps. agreed: largest number that a rank requested."""
         by_steps = bool(self.every_steps) and step - self.last_step >= self.every_steps
         return by_steps or agreed == self.last_step + 1
 
     def restart(self, step: int) -> None:
-        """It was done at `step`."""
+        """Count from `step`."""
         self.last_step, self.last_time = step, time.monotonic()
 
 
 @dataclass
 class RunOutputs:
-    """What a run writes, and when."""
+    """Outputs of a run, with their schedules."""
 
     folder: Path
     log: RunLog
@@ -142,17 +142,17 @@ class RunOutputs:
     preprocess: Any
     saves: Clock  # checkpoints
     lines: Clock  # of the log
-    saved_step: int | None = None  # the last one that this process saved
+    saved_step: int | None = None  # last step that this process saved
     saver: CheckpointWriter | None = None  # on rank 0, or on all for shards
     ledger: Ledger | None = None
 
 
 @dataclass(kw_only=True)
 class Position:
-    """Position of a run, as checkpoints hold it."""
+    """The position of a run, as saved in checkpoints."""
 
     step: int = 0
-    epoch: int = 0  # whole ones
+    epoch: int = 0  # completed epochs
     batch_in_epoch: int = 0
     seconds: float = 0.0  # of training, up to the last checkpoint
     closed: bool = False  # the method's fit at the end is done
@@ -160,7 +160,7 @@ class Position:
 
 @dataclass(kw_only=True)
 class Run:
-    """A run on this rank."""
+    """The complete state of a run on this rank."""
 
     config: Config
     world: World

@@ -63,12 +63,12 @@ def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(type
     leave(tmp_path / "demo", "finished")
     assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains again" in capsys.readouterr().out
     assert typed("--", "--seed", "1", code=2) == []
-    assert "has ended: --overwrite deletes it, or give another --output" in capsys.readouterr().err
+    assert "holds a finished run: give --overwrite to delete it, or another --output" in capsys.readouterr().err
     (flags,) = typed("--overwrite", "--", "--seed", "1")
     assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
 
 
-@pytest.mark.parametrize(("code", "said"), [(75, "the same command goes on"), (2, "--overwrite deletes what")])
+@pytest.mark.parametrize(("code", "said"), [(75, "the same command goes on"), (2, "--overwrite deletes")])
 def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
     leave(tmp_path / "demo", "stopped")
     assert len(typed(code=code)) == 1 and said in capsys.readouterr().err

@@ -12,7 +12,7 @@ from torch.distributed import run as torchrun
 from training.health.errors import explain
 
 A, B, C, D = "node-a", "node-b", "node-c", "node-d"
-LOST = "error (rank 1): another rank ended (Connection closed by peer [10.0.0.1]): its own error stands above or below"
+LOST = "error (rank 1): another rank ended (Connection closed by peer [10.0.0.1]): see its error above or below"
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_an_error_that_moves_to_another_host_is_the_programs(blame):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda judge: judge.nodes.update({C: "down*", D: "drain"}), "1 nodes like it are left, and the job needs 2"),
-        (lambda judge: judge.job.update(ReqNodeList=f"{A},{B}"), "asks for it by name"),
+        (lambda judge: judge.nodes.update({C: "down*", D: "drain"}), "only 1 such nodes are left, but the job needs 2"),
+        (lambda judge: judge.job.update(ReqNodeList=f"{A},{B}"), "requires it by name"),
     ],
 )
 def test_a_host_that_the_job_cannot_run_without_is_kept(blame, change, why):

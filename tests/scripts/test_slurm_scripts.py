@@ -126,9 +126,9 @@ def test_every_recipe_of_the_paper_can_be_submitted(start, monkeypatch, recipe):
     ("words", "environment", "wanted"),
     [
         (["--name", "x"], {}, "set NAME and RUNS"),
-        (["--resume=latest"], {}, "--resume is the script's own"),
+        (["--resume=latest"], {}, "--resume is set by the script"),
         ([], {"PYTHON": "no/python"}, "there is no no/python"),
-        ([], {"MISSING": "2"}, "nothing was started"),
+        ([], {"MISSING": "2"}, "the run was not started"),
     ],
 )
 def test_what_is_missing_is_reported_before_all_nodes_start(start, words, environment, wanted):
@@ -180,9 +180,9 @@ def test_the_check_names_what_is_missing_in_one_line(preflight, words, wanted):
 
 
 def test_a_stopped_run_is_requeued_and_a_finished_one_is_not(start, leaves):
-    stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, which is saved")
+    stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, saved")
     status, _, reported, output = start("train.sbatch", LEAVES=stopped, ENDS="1")
-    assert (status, reported) == (1, "requeue 7\n") and "SIGUSR1 at step 20 of 99, which is saved" in output
+    assert (status, reported) == (1, "requeue 7\n") and "SIGUSR1 at step 20 of 99, saved" in output
     status, _, reported, _ = start("train.sbatch", LEAVES=leaves("finished", 99, "step_99.pt"), SLURM_RESTART_COUNT="1")
     assert (status, reported) == (0, "")
 
@@ -333,7 +333,7 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        ([], {"DATA": "data"}, "got no model"),
+        ([], {"DATA": "data"}, "no model"),
         (["runs/a"], {}, "DATA is not set"),
         (["runs/c/step_7.pt"], {"DATA": "data", "OUT": "out"}, "prolip export checkpoint runs/c/step_7.pt"),
     ],
@@ -354,7 +354,7 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     given = ["write", "scores", "--output", "kept"]
     assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
-    assert (status, started) == (2, []) and "got no command" in output
+    assert (status, started) == (2, []) and "no command" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
@@ -366,5 +366,5 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
         want = load_file(folder / name / "model.safetensors")
         got = load_file(export_checkpoint(address, tmp_path / name, average) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
-    with pytest.raises(FlagError, match="there is no such file"):
+    with pytest.raises(FlagError, match="does not exist"):
         export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

@@ -88,7 +88,7 @@ def run(kit: Kit) -> None:
     resumed = subprocess.Popen([*command, "--resume", "latest"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in resumed.stdout or ():
         print(line, end="", flush=True)
-        goes_on |= "going on from" in line and line.split()[-1] == str(begun)
+        goes_on |= "resuming from" in line and line.split()[-1] == str(begun)
     code = resumed.wait()
     kit.check("killed after step, resumed from step", f"{max(before)}, {begun}", "the newest checkpoint", goes_on)
     kit.row("start, and the rest of the steps", f"{time.monotonic() - start:.1f} s")

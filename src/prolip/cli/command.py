@@ -1,4 +1,4 @@
-"""Declaration of a command, and the groups of flags that commands share."""
+"""Declaration of commands, and the groups of flags that they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from prolip.utils.documents import read_json
 from prolip.utils.fields import option
-from prolip.utils.flags import Parser, argument_settings, flag_of
+from prolip.utils.flags import Parser, argument_settings, flag_of, with_choices
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Command(NamedTuple):
 
 
 def command(name: str, words: str, *flags: Flags, more: str = "") -> Callable[[Run], Command]:
-    """Decorate a function as a command; its first sentence is the help. words: end of the example."""
+    """Decorate a function as a command; the first sentence of its docstring is the help. words: end of the example."""
 
     def made(run: Run) -> Command:
         does = (run.__doc__ or "").partition(".")[0]
@@ -48,7 +48,7 @@ def command(name: str, words: str, *flags: Flags, more: str = "") -> Callable[[R
 
 
 def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> Flags:
-    """A flag, or a word by its place, by argparse's settings. The help ends in the default, which gives the type."""
+    """Return a flag or positional argument with argparse's settings. The default gives the type and ends the help."""
     default = settings.get("default")
     if "action" not in settings and (isinstance(default, (int, float)) or least is not None):
         settings.setdefault("type", float if isinstance(default, float) else int)
@@ -73,14 +73,14 @@ def either(*flags: Flags) -> Flags:
 
 
 def titled(title: str, *flags: Flags) -> Flags:
-    return lambda parser: add_all(parser.add_argument_group(title), flags)
+    return lambda parser: add_all(parser.add_argument_group(textwrap.fill(title, 79)), flags)
 
 
 def parser_of(command: Command) -> Parser:
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
     lines = []
-    for line in command.more.splitlines():  # what describes a word stays in its column
+    for line in command.more.splitlines():  # keeps a description in its column
         column = re.match(r" *\S+ {2,}", line)
         lines.append(textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0)))
     retired: dict[str, str] = {}
@@ -97,39 +97,39 @@ def parser_of(command: Command) -> Parser:
 class Model:
     """The model that embeds images and texts."""
 
-    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or our or OpenCLIP's name", metavar="NAME")
+    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a ProLIP or OpenCLIP name", metavar="NAME")
     pretrained: str | None = option(None, "weights: a file, OpenCLIP's tag, or random (untrained)", metavar="FILE")
     tokenizer: str | None = option(None, "folder of tokenizer files, or bpe; default: the model's", metavar="FOLDER")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Where and how to compute."""
+    """Device, precision and parallelism."""
 
-    device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
+    device: str = option("auto", "cpu, cuda or cuda:N; auto: a GPU if available", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
-    batch_size: int = option(256, "images or texts in one forward pass", metavar="N", least=1)
-    workers: int | None = option(None, "threads that decode images; default: all cores but one", metavar="N", least=0)
+    batch_size: int = option(256, "images or texts per forward pass", metavar="N", least=1)
+    workers: int | None = option(None, "threads for image decoding; default: all cores but one", metavar="N", least=0)
     seed: int = option(0, "seed of all random choices", metavar="N", least=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is read."""
+    """Input data."""
 
-    data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
-    skip_damaged: bool = option(False, "leave out damaged samples and report them")
-    allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
-    part: str | None = option(None, "do part I of N (I/N), or slurm: that of this task of a SLURM array", metavar="I/N")
+    data: str | None = option(None, "data to read, as KIND:ADDRESS", metavar="SOURCE")
+    skip_damaged: bool = option(False, "skip and report damaged samples")
+    allow_private_hosts: bool = option(False, "allow addresses in data to point to hosts in private networks")
+    part: str | None = option(None, "process part I of N (I/N); slurm: part of this SLURM array task", metavar="I/N")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
-    """What is written."""
+    """Output files."""
 
     output: str | None = option(None, "file or folder to write", metavar="PATH")
-    save_features: str | None = option(None, "keep embeddings here, and reuse those that are here", metavar="FOLDER")
-    overwrite: bool = option(False, "delete what is there and start again")
+    save_features: str | None = option(None, "save embeddings here, and reuse saved ones", metavar="FOLDER")
+    overwrite: bool = option(False, "delete existing output and start again")
     json: bool = option(False, "print JSON lines instead of text")
 
 
@@ -140,7 +140,7 @@ def shared(
     help: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Flags:
-    """Flags of a group by the names of its fields, or all. help, defaults: of flags in this command."""
+    """Return the flags of a group, by field name or all. help, defaults: of flags in this command."""
     hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
         if names and field.name not in names:
@@ -150,22 +150,22 @@ def shared(
         settings |= {name: own[name] for name in ("metavar", "least") if name in own}
         settings |= {"required": True} if field.name in required else {}
         default = defaults.get(field.name, field.default)
-        text = help.get(field.name, own["help"]).replace("%", "%%")
+        text = with_choices(help.get(field.name, own["help"]), settings).replace("%", "%%")
         flags.append(flag(flag_of(field.name), text, default=None if field.name in required else default, **settings))
     return titled((group.__doc__ or "").partition("\n")[0].rstrip("."), *flags)
 
 
 def output(help: str, *more: str, required: bool = True, **settings: Any) -> Flags:
-    """`--output` with this help, and more flags of its group."""
+    """Return `--output` with this help, and more flags of its group."""
     return shared(Output, "output", *more, required=["output"] * required, help={"output": help}, **settings)
 
 
-MODEL = shared(Model, required=["model"])  # of a command that needs one
+MODEL = shared(Model, required=["model"])  # of a command that requires one
 COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
 
 
 def load(args: argparse.Namespace, model: str | None = None) -> Embedder:
-    """Load the model by the flags of `Model` and `Compute`; model: one of several."""
+    """Load the model from the flags of `Model` and `Compute`. model: one of several."""
     from prolip.embedder import Embedder
 
     options = {name: getattr(args, name) for name in ("tokenizer", "device", "precision")}
@@ -173,7 +173,7 @@ def load(args: argparse.Namespace, model: str | None = None) -> Embedder:
 
 
 def check(args: argparse.Namespace, folder: bool = False) -> None:
-    """ValueError for an unknown device or an output that cannot be written. folder: whether `--output` is one."""
+    """Raise ValueError for an unknown device or an unwritable output. folder: `--output` is a folder."""
     for name, is_folder in (("output", folder), ("save_features", True)):
         if path := getattr(args, name, None):
             check_output(path, is_folder)
@@ -192,7 +192,7 @@ def file_of_clone(name: str, remedy: str) -> Path:
 
 
 def part_of(text: str | None) -> tuple[int, int]:
-    """(I, N) of `--part`, I from 0; (0, 1) without it, and for slurm outside an array. ValueError for others."""
+    """Return (I, N) of `--part`, I from 0; (0, 1) without it, and for slurm outside an array. ValueError for others."""
     if text is None:
         return 0, 1
     if text == "slurm":
@@ -200,7 +200,7 @@ def part_of(text: str | None) -> tuple[int, int]:
         mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{k}", v)) for k, v in names.items())
         step = (last - first) // max(count - 1, 1)
         if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
-            what = f"the {count} numbers of this array have gaps, so that no task knows its part"
+            what = f"the {count} numbers of this array have gaps, so the parts are unknown"
             raise ValueError(f"--part slurm: {what}: submit --array=0-{count - 1}")
         return (mine - first) // max(step, 1), count
     part, slash, parts = text.partition("/")

@@ -1,4 +1,4 @@
-"""`prolip data`: indexes of shards, and data sets in the layouts that evaluation and training read."""
+"""`prolip data`: shard indexes, and data sets in the layouts that evaluation and training read."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from prolip.utils.messages import first_few, naming
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import IndexedShard
 
-STORED = (*ROWS, "shards")  # what shards can be written of
+STORED = (*ROWS, "shards")  # sources that can be written as shards
 WRITTEN = ", ".join(KINDS[kind] for kind in STORED)
 
 
 # --- index ------------------------------------------------------------------------------------------------------------
-INDEX = """Every shard is read once. The index holds its samples, bytes and SHA-256.
-Shards that cannot be read are named and left out, and the exit code is 1."""
+INDEX = """Reads every shard once. The index holds its samples, bytes and SHA-256.
+Skips and names unreadable shards; the exit code is then 1."""
 
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
-    """How long a source may fail; the defaults come late, as their module loads fsspec."""
+    """Add the flags of read errors; a late import, because the defaults' module loads fsspec."""
     from prolip.data.reading.remote import ReadPolicy as Policy
 
     stall = "seconds without a byte before a source stalls"
     flag("--read-timeout", stall, type=float, metavar="SECONDS", default=Policy.read_timeout)(parser)
-    flag("--read-retries", "failures in a row before a shard is given up", least=0, default=Policy.retries)(parser)
+    flag("--read-retries", "consecutive failures before a shard is skipped", least=0, default=Policy.retries)(parser)
 
 
 @command(
     "data index",
     "'data/emoji/*.tar' --output index.json",
     flag("shards", "paths, folders, URLs or pipe: commands; {braces}, *, a::b", nargs="+", metavar="SHARDS"),
-    flag("--processes", "processes that read, 0 for only this one (default: up to 4)", least=0),
+    flag("--processes", "reading processes; 0: only this one (default: up to 4)", least=0),
     reading_flags,
-    output("file for the index; index.json next to the shards if left out", required=False),
+    output("file for the index; default: index.json next to the shards", required=False),
     more=INDEX,
 )
 def index(args: argparse.Namespace) -> int:
-    """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
+    """Write an index of shards: counts and checksums. Return 1 if a shard is unreadable."""
     from prolip.data.reading.remote import ReadPolicy
     from prolip.data.reading.shard_index import build_index
     from prolip.data.reading.shards import urls_of
@@ -76,28 +76,28 @@ def index(args: argparse.Namespace) -> int:
     place = build_index(urls, args.output, processes, policy, add)
     print(f"{place or 'no index written'}: {line()}")
     if faults := sum((result.faults for result in found), Counter[str]()):
-        print("seen on the way: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+        print("faults: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
     if bad := sum(result.entry is None for result in found):
-        print(f"{bad} of {len(urls)} shards cannot be read and are left out (named above)")
+        print(f"{bad} of {len(urls)} shards are unreadable and were skipped (named above)")
     return 1 if bad else 0
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
-SHARDS = """Images keep their bytes. One caption is the .txt of a sample. Several are the
-list `captions` of its .json, which also holds the class. Training reads both.
+SHARDS = """Images keep their bytes. A single caption becomes the sample's .txt. Several become
+the list `captions` of its .json, which also holds the class. Training reads both.
 --layout wds writes clip_benchmark's files for evaluation: captions, or classes."""
 
 
 @command(
     "data shards",
     "data/emoji/emojione.tar --layout wds --output runs/emojione",
-    flag("source", f"what to write: {WRITTEN}; with --layout wds any test set", metavar="SOURCE"),
-    flag("--layout", "who reads it", choices=("training", "wds"), default="training"),
+    flag("source", f"data to write: {WRITTEN}; with --layout wds any test set", metavar="SOURCE"),
+    flag("--layout", "reader of the shards", choices=("training", "wds"), default="training"),
     SPLIT,
     TASK,
-    flag("--shard-size", "samples of a shard", default=1000, least=1),
+    flag("--shard-size", "samples per shard", default=1000, least=1),
     shared(Data, "skip_damaged"),
-    output("folder for the shards, a new one"),
+    output("new folder for the shards"),
     more=SHARDS,
 )
 def shards(args: argparse.Namespace) -> None:
@@ -118,12 +118,12 @@ def shards(args: argparse.Namespace) -> None:
         found = read_stored(source, damage.add if args.skip_damaged else strict_note, parse_split(args.split))
         count = write_training(found, args.output, args.shard_size)
     use = f"train on them with --train-data {args.output}"
-    if args.layout == "wds" or not isinstance(parse_split(args.split), str | None):  # what a share holds out
+    if args.layout == "wds" or not isinstance(parse_split(args.split), str | None):  # the held-out share
         use = f"evaluate on them with --data {'wds' if args.layout == 'wds' else 'shards'}:{args.output}"
     print(f"{count:,} samples written; {use}")
     if damage.kinds:
         lost = ", ".join(f"{number} {kind}" for kind, number in damage.kinds.items())
-        print(f"left out: {lost}, such as {first_few(list(damage.examples), 1)}", file=sys.stderr)
+        print(f"skipped: {lost}, such as {first_few(list(damage.examples), 1)}", file=sys.stderr)
 
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def shards(args: argparse.Namespace) -> None:
     "data emoji",
     "--data data/emoji/emojione.tar --classes group --output runs/groups",
     flag("--data", "shards of the corpus", nargs="+", required=True, metavar="TAR"),
-    flag("--select", "take these concepts: demo, or 'group=animals nature|food drink'", metavar="RULE"),
+    flag("--select", "concepts to use: demo, or 'group=animals nature|food drink'", metavar="RULE"),
     flag("--classes", "write a classification by these instead of a retrieval", choices=("subgroup", "group")),
     output("folder for the task"),
 )
@@ -152,11 +152,11 @@ def emoji(args: argparse.Namespace) -> None:
 
 
 # --- few-shot ---------------------------------------------------------------------------------------------------------
-FEW_SHOT = """Without --test-data the test images are those that were not drawn, and at most half of a
-class's images are drawn. Written are:
+FEW_SHOT = """Without --test-data, the command draws at most half of a class's images; the others are the
+test images. It writes:
   FOLDER/train.tar      the drawn images, each with the prompt of its class as its caption
-  FOLDER/base, novel    test sets of the first half of the classes, and of the others
-  FOLDER/all            with --train-on all, in place of the two"""
+  FOLDER/base, novel    test sets of the first half of the classes, and of the second
+  FOLDER/all            with --train-on all: one test set instead of two"""
 
 
 @command(
@@ -166,9 +166,9 @@ class's images are drawn. Written are:
     flag("--split", "split of --data (default: test)"),
     flag("--test-data", "test images (default: --data, with --test-split or the rest)", metavar="SOURCE"),
     flag("--test-split", "split of --test-data (default: test)"),
-    flag("--shots", "images of each class", default=16, least=1),
+    flag("--shots", "images per class", default=16, least=1),
     flag("--train-on", "train on the first half of the classes, or on all", choices=("base", "all"), default="base"),
-    flag("--template", "prompt of a class, {c} for its name; 'a photo of a {c}' if left out"),
+    flag("--template", "prompt of a class, {c} for its name; default: 'a photo of a {c}'"),
     shared(Compute, "seed", help={"seed": "seed of the draw"}),
     output("folder for the training shard and the tests"),
     more=FEW_SHOT,
@@ -181,7 +181,7 @@ def few_shot(args: argparse.Namespace) -> None:
     template = TEMPLATE if args.template is None else args.template
     together, folder = args.train_on == "all", Path(args.output)
     if "{c}" not in template and "{}" not in template:
-        raise ValueError(f"--template {template!r} has no {{c}} where the class goes")
+        raise ValueError(f"--template {template!r} has no {{c}} for the class name: add it")
     check_new(folder, ("all",) if together else ("base", "novel"))  # before anything is read
     with naming(f"--data {args.data}"):
         dataset = open_dataset(args.data, args.split, task="classification")

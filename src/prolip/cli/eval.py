@@ -1,4 +1,4 @@
-"""`prolip eval`: test sets of all kinds, the emoji corpus, DataComp's suite, clip_benchmark."""
+"""`prolip eval`: evaluation on test sets, the emoji corpus, DataComp's suite, and with clip_benchmark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from prolip.evaluation.embed import Features
 
 DEMO = "--model local-dir:runs/demo/model"
-#: Flags that say how a model reads images and texts.
+#: Flags that `--features` makes useless.
 OF_MODELS = (
     *("model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision"),
     *("skip_damaged", "prompts", "prompts_fit", "prompts_split"),
@@ -46,30 +46,30 @@ OF_MODELS = (
 CLASSES: Kind = "classification"
 SCORES = "csd, mean or measures (default: the score of the model's method)"
 SIMILARITIES = flag("--similarity", SCORES, nargs="+", action="extend", metavar="SCORE")
-SPLIT = flag("--split", "a split by its name, or a share such as 0.1 that is held out by content")
+SPLIT = flag("--split", "name of a split, or a share to hold out by content, such as 0.1")
 TASK = flag("--task", "task of data with captions and classes (default: retrieval)", choices=("retrieval", CLASSES))
 
 
 def intervals_over(of: str) -> Flags:
-    """Bootstrap intervals."""
-    text = f"95%% intervals by bootstrap over {of} (without a number 1000 draws)"
+    """Return the flag of bootstrap intervals over `of`."""
+    text = f"add 95%% bootstrap intervals over {of} (1000 draws without a number)"
     return flag("--intervals", text, nargs="?", const=1000, default=0, least=2, metavar="DRAWS")
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 PROMPTS = """--prompts:
   all         every prompt
-  certain:K   the K least uncertain of each class
-  below:k     those up to mean + k standard deviations of the class's uncertainties
-  best        as many of the least uncertain as half of the labelled images choose for the other half
-  bprw        weights by which the prompts describe the images nearest to a class
-  bprw:K      by K labelled images of a class, half for the other, e.g.
+  certain:K   the K least uncertain prompts of each class
+  below:k     uncertainties up to the class's mean + k standard deviations
+  best        the least uncertain; one half of the labelled images sets their number for the other half
+  bprw        weighted by how well they describe the images nearest to a class
+  bprw:K      weighted by K labelled images per class, one half for the other; settings:
               bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0
   FILE.json   weights of prolip prompts fit"""
 
 
 def check_tasks(args: argparse.Namespace) -> None:
-    """ValueError for flags that do not go together, before anything is loaded."""
+    """Raise ValueError for contradicting flags, before anything is loaded."""
     from prolip.methods import find_score
     from prolip.prompts.templates import ALL, BPRW, BY_IMAGES, read_prompts
 
@@ -77,35 +77,35 @@ def check_tasks(args: argparse.Namespace) -> None:
         find_score(similarity)
     rule = read_prompts(args.prompts)
     if args.prompts_fit and rule.way != BPRW:
-        what = f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}"
-        raise ValueError(f"{what}: give --prompts bprw or bprw:K, or drop it")
+        what = f"--prompts-fit is for bprw, but --prompts is {args.prompts}"
+        raise ValueError(f"{what}: give --prompts bprw or bprw:K, or remove --prompts-fit")
     if args.prompts_split and not args.prompts_fit:
-        raise ValueError("--prompts-split is the split of --prompts-fit: give both, or --split for what is scored")
+        raise ValueError("--prompts-split needs --prompts-fit: give both, or --split for the test sets")
     if rule.way in BY_IMAGES and not args.prompts_fit and (args.uncertainty or args.plots or args.save_features):
         raise ValueError(
-            f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
-            "and --save-features" + (", or give --prompts-fit other images" if rule.way == BPRW else "")
+            f"--prompts {rule.way} computes classes of two halves of the images: remove --uncertainty, --plots "
+            "and --save-features" + (", or give other images as --prompts-fit" if rule.way == BPRW else "")
         )
     useless = [flag_of(name) for name in OF_MODELS if getattr(args, name) not in (None, False, [], "auto", "fp32", ALL)]
     if args.features and useless:
         raise ValueError(
-            f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --data and "
-            f"--save-features {args.features}, which takes what is there and adds the rest"
+            f"--features evaluates without a model: remove {', '.join(useless)}, or give --model, --data and "
+            f"--save-features {args.features}, which reuses saved features and adds the rest"
         )
     if not args.features and not (args.model and args.data):
         raise ValueError("give --model and --data, or --features FOLDER to evaluate saved embeddings")
     check(args)
     for name in ("confusion", "plots"):
         if getattr(args, name) and not args.output:
-            raise ValueError(f"--{name} goes with the JSON: give --output FILE too")
+            raise ValueError(f"--{name} needs --output: also give --output FILE")
     if args.instances and not Path(args.instances).is_file():
-        raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
+        raise FileNotFoundError(f"--instances {args.instances} does not exist: give COCO's instances_val2014.json")
     if args.plots:
         check_output(Path(args.output).parent / "plots", folder=True)
 
 
 def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool, task: Kind | None = None) -> Dataset:
-    """The data set that a flag names."""
+    """Open the data set that a flag names."""
     from prolip.data.faults import FaultCounter
 
     with naming(f"{flag} {spec}"):
@@ -113,7 +113,7 @@ def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool, task
 
 
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
-    """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
+    """Yield the features of all data sets; opens all first, so a missing one fails before any is embedded."""
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.embed import load_features
     from prolip.evaluation.evaluate import embed_datasets
@@ -144,15 +144,15 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     SPLIT,
     TASK,
     SIMILARITIES,
-    flag("--prompts", "prompts of a class, by a rule or from a file (see below)", default="all", metavar="RULE"),
-    flag("--prompts-fit", "images that bprw is fitted to, for others to be scored", metavar="SOURCE"),
-    flag("--prompts-split", "split of --prompts-fit, if it is another than test", metavar="SPLIT"),
-    flag("--features", "evaluate what --save-features kept, without a model", metavar="FOLDER"),
-    flag("--uncertainty", "add refusal by score and traces, and calibration", action="store_true"),
-    flag("--plots", "draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png", action="store_true"),
-    flag("--instances", "COCO's instances_val2014.json: also PMRP of its captions", metavar="FILE"),
+    flag("--prompts", "prompts of a class: a rule or a file (see below)", default="all", metavar="RULE"),
+    flag("--prompts-fit", "images to fit bprw to, other than the scored ones", metavar="SOURCE"),
+    flag("--prompts-split", "split of --prompts-fit (default: test)", metavar="SPLIT"),
+    flag("--features", "evaluate features saved by --save-features, without a model", metavar="FOLDER"),
+    flag("--uncertainty", "add refusal by score and by traces, and calibration", action="store_true"),
+    flag("--plots", "plot them next to --output: plots/TASK-MODEL-SIMILARITY/*.png", action="store_true"),
+    flag("--instances", "add PMRP of COCO's captions, from its instances_val2014.json", metavar="FILE"),
     flag("--confusion", "add counts of true and predicted classes to --output", action="store_true"),
-    intervals_over("images with their captions, also of differences to a test set's first result"),
+    intervals_over("images with their captions, also for differences from a test set's first result"),
     shared(Model),
     shared(Data, "skip_damaged"),
     COMPUTE,
@@ -160,7 +160,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     more=PROMPTS,
 )
 def run_tasks(args: argparse.Namespace) -> None:
-    """Evaluate a model on any test sets."""
+    """Evaluate a model on test sets."""
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
@@ -186,23 +186,23 @@ def run_tasks(args: argparse.Namespace) -> None:
 
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
-#: What the two galleries are.
+#: Description of the two galleries.
 GALLERIES = """galleries:
-  names/...     which name is it? One right answer per drawing: the number to quote
-  captions/...  texts of all levels; a text is right for all drawings of the concepts that carry it: mAP@R"""
+  names/...     names only, one correct answer per drawing: the metric to quote
+  captions/...  texts of all levels; a text matches all drawings of its concepts: mAP@R"""
 
 
-#: Drawings of the corpus, and the names that they are told from.
+#: Drawings of the corpus, and the names in the gallery.
 DRAWINGS = (
-    flag("--data", "shards whose drawings are evaluated", nargs="+", required=True, metavar="TAR"),
-    flag("--select", "which concepts: demo (the demo's), or 'group=animals nature|food drink'", metavar="RULE"),
-    flag("--names", "shards whose concepts are in the gallery, too", nargs="+", metavar="TAR"),
-    flag("--all-names", "--select does not narrow the gallery", action="store_true"),
+    flag("--data", "shards with the drawings to evaluate", nargs="+", required=True, metavar="TAR"),
+    flag("--select", "concepts to evaluate: demo, or 'group=animals nature|food drink'", metavar="RULE"),
+    flag("--names", "shards whose concepts are added to the gallery", nargs="+", metavar="TAR"),
+    flag("--all-names", "keep all names in the gallery despite --select", action="store_true"),
 )
 
 
 def corpus_of(args: argparse.Namespace) -> Corpus:
-    """The drawings and their names."""
+    """Return the drawings and their names."""
     from prolip.corpora.emoji.evaluate import gallery
 
     return gallery(args.data, args.select, args.names, args.all_names)
@@ -214,14 +214,14 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
     *DRAWINGS,
     flag("--similarity", "csd, mean or a measure (default: the score of the model's method)", metavar="SCORE"),
     intervals_over("concepts"),
-    flag("--against", "--output of another model: with --intervals, also of the difference", metavar="FOLDER"),
+    flag("--against", "--output of another model: adds intervals of the difference", metavar="FOLDER"),
     MODEL,
     shared(Compute, "device", "precision"),
     output("folder for metrics.json, corpus.json and embeddings.npz", required=False),
     more=GALLERIES,
 )
 def run_emoji(args: argparse.Namespace) -> None:
-    """Evaluate a model on the emoji corpus, whose labels are complete."""
+    """Evaluate a model on the emoji corpus, which has complete labels."""
     from prolip.corpora.emoji.evaluate import evaluate_corpus
     from prolip.corpora.emoji.result import format_corpus
     from prolip.corpora.emoji.result import load as load_result
@@ -231,12 +231,12 @@ def run_emoji(args: argparse.Namespace) -> None:
         find_score(args.similarity)
     check(args, folder=True)
     if args.against and not args.intervals:
-        raise ValueError("--against is for intervals of differences: give --intervals too")
+        raise ValueError("--against needs --intervals: also give --intervals")
     against = load_result(args.against) if args.against else None
     corpus = corpus_of(args)
     if ":" not in args.model and not args.pretrained:
         args.pretrained = "random"
-        what = "is a bare config, so its weights are random; a run is local-dir:runs/NAME/model"
+        what = "is only a config, so its weights are random; for a run give local-dir:runs/NAME/model"
         print(f"note: {args.model} {what}", file=sys.stderr)
     result = evaluate_corpus(load(args), corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
@@ -250,8 +250,8 @@ def run_emoji(args: argparse.Namespace) -> None:
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 TAGS = "imagenet, shift, vtab, retrieval, wilds, fairness; counted: the 38 of the average"
 PLACES = {
-    "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
-    "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
+    "data": "folder or URL with the folders of the data sets, or hf-hub to stream them",
+    "part": "evaluate part I of N of the tasks, from 0 (I/N); slurm: part of this SLURM array task",
 }
 
 
@@ -260,18 +260,18 @@ PLACES = {
     f"{DEMO} --data data/datacomp --output runs/demo/datacomp",
     flag("--tasks", f"keys, names or tags ({TAGS}); default: all 40", nargs="+", metavar="TASK"),
     SIMILARITIES,
-    flag("--prompts", "weights of prolip prompts fit for their tasks", nargs="+", default=[], metavar="FILE"),
-    flag("--allow-missing", "evaluate what is there, without the averages that lack a task", action="store_true"),
-    flag("--no-uncertainty", "leave out refusal and calibration", action="store_true"),
-    flag("--plots", "draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png", action="store_true"),
-    flag("--list", "only show all tasks and what to fetch for them", action="store_true"),
+    flag("--prompts", "files of prolip prompts fit, each for its task", nargs="+", default=[], metavar="FILE"),
+    flag("--allow-missing", "evaluate available tasks only, without averages that lack a task", action="store_true"),
+    flag("--no-uncertainty", "skip refusal and calibration", action="store_true"),
+    flag("--plots", "plot refusal and calibration of every task: OUTPUT/plots/TASK/*.png", action="store_true"),
+    flag("--list", "list all tasks and the files to fetch, then exit", action="store_true"),
     shared(Model),
     shared(Data, "data", "skip_damaged", "part", help=PLACES),
     COMPUTE,
     output("folder for results.jsonl and tables.*", "save_features", required=False, output="datacomp"),
 )
 def run_datacomp(args: argparse.Namespace) -> int:
-    """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
+    """Evaluate a model on the 38 tasks of DataComp and its two face sets. Return 1 if a task failed."""
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
@@ -304,18 +304,18 @@ def run_datacomp(args: argparse.Namespace) -> int:
 
 
 # --- clip-benchmark ---------------------------------------------------------------------------------------------------
-UPSTREAM = """clip_benchmark's own flags: prolip eval clip-benchmark eval --help, and build --help.
-Models are clip_benchmark's and ours: --model local-dir:FOLDER, hf-hub:ORG/NAME, or
-a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --amp."""
+UPSTREAM = """For clip_benchmark's own flags: prolip eval clip-benchmark eval --help, and build --help.
+Models: all of clip_benchmark, and --model local-dir:FOLDER, hf-hub:ORG/NAME, or a name
+such as ProLIP-ViT-B-16 with --pretrained FILE. Computation is float32 without --amp."""
 
-#: The flags that clip_benchmark has not, and those whose meaning we widen.
+#: Flags that clip_benchmark lacks, and flags with more values here.
 ADDED = (
-    flag("--similarity", "score of our models: csd, mean or a measure (default: their method's)", metavar="SCORE"),
-    flag("--prompts", "weights of prolip prompts fit", metavar="FILE"),
+    flag("--similarity", "score of ProLIP models: csd, mean or a measure (default: their method's)", metavar="SCORE"),
+    flag("--prompts", "prompt weights from prolip prompts fit", metavar="FILE"),
     flag("--amp", "compute in mixed precision", action="store_true"),
-    flag("--tokenizer", "folder of tokenizer files, a file, or bpe, instead of our model's own"),
-    flag("--pretrained", "weights; models with their own (local-dir:, hf-hub:) need none", nargs="+"),
-    flag("--output", "JSON file; fields filled in: {dataset} {pretrained} {model} {language} {task} {similarity}"),
+    flag("--tokenizer", "folder of tokenizer files, a file, or bpe; default: the model's"),
+    flag("--pretrained", "weights; not needed for local-dir: and hf-hub: models", nargs="+"),
+    flag("--output", "JSON file; may contain {dataset} {pretrained} {model} {language} {task} {similarity}"),
 )
 
 
@@ -323,16 +323,16 @@ ADDED = (
     "eval clip-benchmark",
     "eval --model local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
     *ADDED,
-    flag("words", "evaluate; make a table", nargs=argparse.REMAINDER, metavar="eval|build ..."),
+    flag("words", "evaluate, or make a table", nargs=argparse.REMAINDER, metavar="eval|build ..."),
     more=UPSTREAM,
 )
 def run_benchmark(args: argparse.Namespace) -> None:
-    """Run clip_benchmark with our models in it.
+    """Run clip_benchmark with ProLIP's models.
 
-    Our flags are taken out of the words, the others are clip_benchmark's.
+    ProLIP's flags are removed from the words; the rest goes to clip_benchmark.
     """
     if not args.words:
-        raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
+        raise ValueError("no subcommand: give eval or build (prolip eval clip-benchmark --help)")
     from prolip.evaluation.clip_benchmark.command import run
 
     parser = Parser(prog="prolip eval clip-benchmark", add_help=False)

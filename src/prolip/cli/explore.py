@@ -1,4 +1,4 @@
-"""`prolip explore`: a page on which an index, a run with data or features are explored."""
+"""`prolip explore`: a page to explore an index, a run with data, or features."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from prolip.utils import console
 if TYPE_CHECKING:
     from prolip.explorer.app import App
 
-DATA = "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."
-EXPOSED = """warning: --host {host} opens this to every machine that reaches this one: whoever does sees all items, \
-captions and pictures, and has texts and pictures embedded here. There is no password, and nothing is encrypted. For \
-one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE"""
+DATA = "data to embed: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."
+EXPOSED = """warning: --host {host} opens this page to every machine that reaches this one. Their users see all items, \
+captions and images, and can embed texts and images here, without password or encryption. For one other machine, \
+remove --host and type there: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE"""
 
 
 def make_app(args: argparse.Namespace) -> App:
@@ -36,7 +36,7 @@ def make_app(args: argparse.Namespace) -> App:
     from prolip.search.store import holds_index
 
     further = [] if args.texts is None else lines_of(args.texts)
-    if not holds_index(args.source):  # refuses data that cannot be embedded before the model is loaded
+    if not holds_index(args.source):  # checks the data before the model is loaded
         args.model = resolved(args.source, args.data)[1] or args.model
     explored = open_source(args.source, given(args), args.data, args.output, **settings)
     index, embedder, threshold = explored.index, explored.embedder, None
@@ -45,35 +45,35 @@ def make_app(args: argparse.Namespace) -> App:
     captions = Captions(Gallery(index), embedder, args.max_captions, further)
     if args.risk is not None:
         if embedder is None:
-            raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
+            raise ValueError("--calibrate needs a model to embed its queries: give --model")
         search, known = partial(index.search, k=MOST + 1), read_queries(args.calibrate, args.allow_private_hosts)
-        threshold = calibrate(index, known, embedder, args.risk, 1 - args.confidence, search)  # as the page searches
+        threshold = calibrate(index, known, embedder, args.risk, 1 - args.confidence, search)  # as on the page
     return App(explored, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
 
 
 @command(
     "explore",
     "runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
-    flag("source", "an index, saved features, or with --data a run or a model", metavar="SOURCE"),
-    flag("--scores", "folder of prolip curate score: try rules on all of its samples", metavar="FOLDER"),
+    flag("source", "an index, saved features, or (with --data) a run or a model", metavar="SOURCE"),
+    flag("--scores", "folder of prolip curate score, to try rules on all of its samples", metavar="FOLDER"),
     flag("--max-captions", "distinct captions to embed", default=2000, least=1),
-    flag("--texts", "further texts for paths, and to name images by: one a line", metavar="FILE"),
-    flag("--host", "address to listen at; others reach any but the default (127.0.0.1)", default="127.0.0.1"),
-    flag("--port", "port to listen at, 0 for any free one", default=8571, least=0),
+    flag("--texts", "more texts for paths and names of images, one per line", metavar="FILE"),
+    flag("--host", "address to listen on; other machines reach all but the default (127.0.0.1)", default="127.0.0.1"),
+    flag("--port", "port to listen on; 0: any free port", default=8571, least=0),
     flag("--open", "open the page in a browser", action="store_true"),
     REFUSAL,
     shared(Data, "data", "skip_damaged", "allow_private_hosts", help={"data": DATA}),
-    output("folder to keep or resume the index in (default: a temporary one)", required=False),
-    shared(Model, help={"model": "model that made the features, or the index at another address than it names"}),
+    output("folder to save or resume the index in (default: a temporary one)", required=False),
+    shared(Model, help={"model": "model of the features, or new address of the index's model"}),
     COMPUTE,
 )
 def explore(args: argparse.Namespace) -> None:
-    """Explore an index, a run with data or saved features on a page of this machine."""
+    """Explore an index, a run with data, or saved features on a local page."""
     app = make_app(args)
     from prolip.explorer.server import make_server, serve
 
     server = make_server(app, args.host, args.port)
-    print(f"{len(app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
+    print(f"{len(app.gallery.index):,} items at {server.url}  (stop with Ctrl-C)", flush=True)
     for line in app.explored.limitations:
         print(f"note: {line}", file=sys.stderr)
     if not server.is_private:
@@ -82,5 +82,5 @@ def explore(args: argparse.Namespace) -> None:
     if args.open:
         webbrowser.open(server.url)
     serve(server)
-    print("ended", file=sys.stderr)
-    os._exit(console.finished(0))  # a thread that still embeds would abort beneath the interpreter's own clearing up
+    print("stopped", file=sys.stderr)
+    os._exit(console.finished(0))  # a thread that still embeds would abort during the interpreter's cleanup

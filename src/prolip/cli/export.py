@@ -1,4 +1,4 @@
-"""`prolip export` and `prolip hub`: a model for other programs, and for other people."""
+"""`prolip export` and `prolip hub`: models for other programs and other people."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from prolip.utils.outputs import check_output
 #: The flags of a model card.
 CARD = (
     flag("run", "folder of a run, or of a model", metavar="RUN"),
-    flag("--name", "the model's name on its card; the target's if left out"),
-    flag("--license", "the model's licence by its name on the hub: mit, cc-by-4.0", metavar="ID"),
-    flag("--data-license", "a sentence on the licence of the training data", metavar="TEXT"),
-    flag("--metrics", "metrics of the card; the run's eval.json if left out", metavar="FILE"),
+    flag("--name", "the model's name on its card; default: the target's"),
+    flag("--license", "the model's licence, a hub identifier: mit, cc-by-4.0", metavar="ID"),
+    flag("--data-license", "sentence on the licence of the training data", metavar="TEXT"),
+    flag("--metrics", "metrics for the card; default: the run's eval.json", metavar="FILE"),
 )
 FORMATS = ("onnx", "pt2")
 
@@ -44,7 +44,7 @@ def save_model(args: argparse.Namespace) -> None:
     *CARD,
     flag("repo", "repository on the hub", metavar="ORG/NAME"),
     flag("--private", "make a new repository private", action="store_true"),
-    flag("--dry-run", "write all files here, and print what would be sent", action="store_true"),
+    flag("--dry-run", "write all files to a temporary folder, and list them instead of sending", action="store_true"),
 )
 def push_model(args: argparse.Namespace) -> None:
     """Push a trained model and its card to the hub."""
@@ -59,7 +59,7 @@ def push_model(args: argparse.Namespace) -> None:
         if not args.dry_run:
             print(f"load it as {push(folder, args.repo, args.private)}")
             return
-        print(f"would be sent to {args.repo}:")
+        print(f"files for {args.repo} (not sent):")
         for path in written:
             print(f"  {path.stat().st_size:>13,} bytes  {path.name}")
         print(f"\n{(folder / 'README.md').read_text(encoding='utf-8')}")
@@ -71,10 +71,10 @@ def push_model(args: argparse.Namespace) -> None:
     "--model local-dir:runs/demo/model --output runs/demo/onnx",
     shared(Model, "model", "pretrained", required=["model"]),
     output("folder for the graphs of both towers"),
-    flag("--format", "onnx, or pt2 of PyTorch", nargs="+", choices=FORMATS, default=["onnx"]),
+    flag("--format", "onnx, or PyTorch's pt2", nargs="+", choices=FORMATS, default=["onnx"]),
 )
 def export_graph(args: argparse.Namespace) -> int:
-    """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
+    """Write both towers as graphs for programs without this code. Return 1 if one differs from the model or fails."""
     from prolip.export import BATCHES, TOLERANCE, WAYS, largest_differences, load
 
     check_output(args.output, folder=True)
@@ -88,7 +88,8 @@ def export_graph(args: argparse.Namespace) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         for name, worst in found.items():
-            print(f"{files[name]}: at most {worst:.1e} from the model, batches of {', '.join(map(str, BATCHES))}")
+            sizes = ", ".join(map(str, BATCHES))
+            print(f"{files[name]}: differs from the model by at most {worst:.1e} (batches of {sizes})")
             equal &= worst <= TOLERANCE
     if not equal:
         print(f"error: the graphs differ from the model by more than {TOLERANCE:g}: do not use them", file=sys.stderr)
@@ -100,8 +101,8 @@ def export_graph(args: argparse.Namespace) -> int:
     "runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
     flag("checkpoint", "file or URL of a checkpoint: .../step_N.pt", metavar="FILE"),
     either(
-        flag("--ema", "take the averaged weights", dest="average", action="store_const", const="ema"),
-        flag("--swa", "average of the last epochs", dest="average", action="store_const", const="swa"),
+        flag("--ema", "use the EMA weights", dest="average", action="store_const", const="ema"),
+        flag("--swa", "use the SWA weights", dest="average", action="store_const", const="swa"),
     ),
     output("folder for the model"),
 )

@@ -1,4 +1,4 @@
-"""`prolip hierarchy`: what is a kind of what."""
+"""`prolip hierarchy`: hierarchies of texts and images."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 DEMO = "--model local-dir:runs/demo/model"
 CORPUS = f"{DEMO} --data data/emoji/emojione.tar"
 COMPUTE = shared(Compute, "device", "precision")
-#: Several models, computed one after the other.
+#: Several models, evaluated one after the other.
 MODELS = (
-    flag("--model", "local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once per model", action="append", required=True),
+    flag("--model", "local-dir:FOLDER, hf-hub:ORG/NAME, or a name; repeatable", action="append", required=True),
     shared(Model, "pretrained", "tokenizer"),
 )
 
 
-def inclusion_by(what: str) -> Flags:
-    """The measure of inclusion."""
-    text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
-    return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN))
+def inclusion_by(use: str) -> Flags:
+    """Return the flag of the inclusion measure."""
+    text = f"measure of inclusion, for {use}: {', '.join(INCLUSIONS)}, or {OWN} for the model's score"
+    return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), metavar="MEASURE")
 
 
-#: How to traverse.
+#: Flags of a traversal.
 TRAVERSAL = (
     flag("--steps", "steps from the caption to the root", default=STEPS, least=2),
-    inclusion_by("a caption includes an image most"),
+    inclusion_by("the caption that most includes an image"),
 )
 
 
 def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
-    """A measure by its name, or the model's score."""
+    """Return the name of a measure, or the model's score."""
     return embedder.score.pairwise if args.inclusion == OWN else args.inclusion
 
 
 def keep(path: str | None, values: Any) -> None:
-    """Write JSON where there is a place for it."""
+    """Write JSON to `path`, if given."""
     if path:
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
@@ -56,14 +56,14 @@ def keep(path: str | None, values: Any) -> None:
     "hierarchy entailment",
     f"{CORPUS}",
     *DRAWINGS,
-    flag("--max-pairs", "true pairs of each relation", default=5000, least=1),
-    flag("--intervals", "95%% intervals by bootstrap (default: 500 draws)", default=500, least=2, metavar="DRAWS"),
+    flag("--max-pairs", "true pairs per relation", default=5000, least=1),
+    flag("--intervals", "draws of 95%% bootstrap intervals", default=500, least=2, metavar="DRAWS"),
     *MODELS,
     shared(Compute, "device", "precision", "seed"),
     output("JSON file for all metrics", required=False),
 )
 def run_entailment(args: argparse.Namespace) -> None:
-    """Measure how well scores tell what is a kind of what (AUC)."""
+    """Measure how well scores rank true kind-of pairs above others (AUC)."""
     check(args)
     from prolip.corpora.emoji import kinds
     from prolip.hierarchy import entailment
@@ -86,13 +86,13 @@ def run_entailment(args: argparse.Namespace) -> None:
     f"{CORPUS}",
     *DRAWINGS,
     *TRAVERSAL,
-    flag("--root", "end in the most inclusive caption, or in the empty text", default=ROOTS[0], choices=ROOTS),
-    flag("--top", "traverse from the first N drawings", default=10, least=1),
+    flag("--root", "end at the most inclusive caption, or at the empty text", default=ROOTS[0], choices=ROOTS),
+    flag("--top", "start from the first N drawings", default=10, least=1),
     MODEL,
     COMPUTE,
 )
 def run_traverse(args: argparse.Namespace) -> None:
-    """List the captions met on the way from an image to its root."""
+    """List the captions on the path from an image to its root."""
     check(args)
     from prolip.corpora.emoji.corpus import Corpus
     from prolip.corpora.emoji.evaluate import embed_drawings
@@ -115,15 +115,15 @@ def run_traverse(args: argparse.Namespace) -> None:
 @command(
     "hierarchy hierarcaps",
     f"{DEMO} --captions hierarcaps_test.csv --images val2014",
-    flag("--captions", "id,captions,image_url, such as hierarcaps_test.csv", required=True, metavar="CSV"),
-    flag("--images", "COCO's val2014", required=True, metavar="FOLDER"),
+    flag("--captions", "CSV with id,captions,image_url, such as hierarcaps_test.csv", required=True, metavar="CSV"),
+    flag("--images", "COCO's folder val2014", required=True, metavar="FOLDER"),
     *TRAVERSAL,
     *MODELS,
     COMPUTE,
     output("JSON file for the metrics", required=False),
 )
 def run_hierarcaps(args: argparse.Namespace) -> None:
-    """Evaluate HierarCaps by both published protocols."""
+    """Evaluate on HierarCaps with both published protocols."""
     check(args)
     from prolip.evaluation.table import aligned
     from prolip.hierarchy.entailment import short
@@ -156,11 +156,11 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
 @command(
     "hierarchy hierarimgs",
     "--instances instances_val2017.json --images val2017 --output hierarimgs",
-    flag("--instances", "COCO's instances_val2017.json", required=True, metavar="FILE"),
-    flag("--images", "COCO's val2017", required=True, metavar="FOLDER"),
-    flag("--least", "size that segments exceed", default=LEAST, least=0, metavar="PIXELS"),
+    flag("--instances", "COCO's file instances_val2017.json", required=True, metavar="FILE"),
+    flag("--images", "COCO's folder val2017", required=True, metavar="FOLDER"),
+    flag("--least", "smallest size of a segment", default=LEAST, least=0, metavar="PIXELS"),
     flag("--top", "build only the first N images", least=1),
-    output("folder of images at levels; a former one is replaced"),
+    output("folder for images by level; overwrites an existing one"),
 )
 def run_hierarimgs(args: argparse.Namespace) -> None:
     """Build HierarImgs from COCO's segments."""
@@ -168,23 +168,23 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
     from prolip.hierarchy.hierarimgs import SEGMENTS, build
 
     count = build(args.instances, args.images, args.output, args.least, args.top)
-    print(f"{count:,} images at {SEGMENTS + 1} levels, below {args.output}")
+    print(f"{count:,} images at {SEGMENTS + 1} levels in {args.output}")
 
 
 @command(
     "hierarchy levels",
     f"{DEMO} --images hierarimgs --output figures",
-    flag("--images", "images at levels that prolip hierarchy hierarimgs wrote", metavar="FOLDER"),
-    flag("--captions", "texts at levels: HierarCaps' CSV", metavar="CSV"),
+    flag("--images", "images by level from prolip hierarchy hierarimgs", metavar="FOLDER"),
+    flag("--captions", "texts by level: HierarCaps' CSV", metavar="CSV"),
     MODEL,
     COMPUTE,
     output("folder for the figures, PNG and SVG"),
 )
 def run_levels(args: argparse.Namespace) -> None:
-    """Draw traces and inclusion by level."""
+    """Plot traces and inclusion by level."""
     check(args, folder=True)
     if not args.images and not args.captions:
-        raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
+        raise ValueError("no input: give --images with images by level, --captions with HierarCaps' CSV, or both")
     import torch
 
     from prolip.hierarchy.hierarcaps import embed_files, read_hierarcaps
@@ -194,7 +194,7 @@ def run_levels(args: argparse.Namespace) -> None:
     data = read_hierarcaps(args.captions) if args.captions else None
     embedder = load(args)
     if not embedder.probabilistic:
-        raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
+        raise ValueError(f"{embedder.name} is deterministic: traces and inclusion need a probabilistic model")
     from prolip.hierarchy.levels import write_levels
 
     if files:

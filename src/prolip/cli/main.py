@@ -1,7 +1,7 @@
-"""`prolip VERB [SUBVERB] ...`: finds the command, parses its flags, runs it. Only the command named is imported.
+"""The command line `prolip VERB [SUBVERB] ...`. Only the command named is imported.
 
-Exit codes: 0 done, 1 a bug (with its traceback) or what the command's help says, 2 an error in one line, 74 the output
-could not be written, 130 interrupted; those of `prolip train` are in training/main.py.
+Exit codes: 0 done; 1 a bug (with its traceback), or as the command's help states; 2 an error in one line; 74 the output
+could not be written; 130 interrupted. For `prolip train` see training/main.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from prolip.cli.command import RENAMED, Command, add_all, file_of_clone, parser_
 from prolip.utils import console
 from prolip.utils.flags import FlagError, did_you_mean
 
-#: Verb -> module in prolip.cli that holds its commands (with a dot: in scripts/ of a clone), and one line of help; in
-#: groups as `prolip --help` shows them.
+#: Group in `prolip --help` -> verb -> (module of its commands in prolip.cli, with a dot in scripts/ of a clone; help).
 VERBS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
-        "train": ("", "train a model (the same as python -m training.main)"),
-        "plan": ("runs", "estimate time, memory and cost of a run before you start it"),
+        "train": ("", "train a model (same as python -m training.main)"),
+        "plan": ("runs", "estimate time, memory and cost of a run before it starts"),
         "demo": ("runs", "train, evaluate and report on the bundled drawings (in a clone)"),
         "uncertainty": ("uncertainty", "add calibrated variances and novelty to any CLIP model"),
     },
@@ -30,23 +29,23 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
         "eval": ("eval", "evaluate a model: tasks, emoji, datacomp, clip-benchmark"),
         "report": ("runs", "write a run's report page"),
         "figures": ("studies.papers.figures.command", "draw the figures of the ProLIP paper (in a clone)"),
-        "prompts": ("prompts", "fit and show weights of prompts"),
-        "hierarchy": ("hierarchy", "find more general texts of images, score hierarchies"),
+        "prompts": ("prompts", "fit and show prompt weights"),
+        "hierarchy": ("hierarchy", "find more general texts for images, score hierarchies"),
     },
     "Use": {
         "search": ("search", "build and query an index of images or texts"),
         "explore": ("explore", "open a page to explore a run, an index or a folder"),
         "curate": ("curate", "score, select, write and report training data"),
-        "data": ("data", "prepare data sets and indexes of shards"),
-        "export": ("export", "export a model as a graph, or out of a checkpoint"),
+        "data": ("data", "prepare data sets and shard indexes"),
+        "export": ("export", "export a model as a graph, or from a checkpoint"),
         "hub": ("export", "save a model with its card, or push it to the hub"),
     },
 }
-RETIRED = RENAMED["verbs"]  # verbs of other programs, and what to type here
+RETIRED = RENAMED["verbs"]  # other words for verbs -> the verb to type
 
 
 def commands_of(verb: str) -> dict[str, Command]:
-    """Subverb (or "") -> command. FlagError for an unknown verb, ValueError outside a clone."""
+    """Return subverb (or "") -> command. FlagError for an unknown verb, ValueError outside a clone."""
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
         hint = did_you_mean(verb, modules, "prolip --help lists all")
@@ -61,16 +60,16 @@ def commands_of(verb: str) -> dict[str, Command]:
 
 
 def find(words: Sequence[str]) -> tuple[Command, list[str]]:
-    """The command that these words name, and the words that it is to parse."""
+    """Return the command that these words name, and the words that it parses."""
     verb, *rest = words
     commands = commands_of(verb)
     if "" in commands:
         return commands[""], rest
     if not rest or rest[0].startswith("-"):
-        raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
+        raise FlagError(f"prolip {verb} needs a subverb: give {', '.join(commands)} (prolip {verb} --help)")
     if rest[0] not in commands:
         was = RETIRED.get(f"{verb} {rest[0]}")
-        hint = f"use prolip {was}" if was else did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
+        hint = f"use prolip {was}" if was else did_you_mean(rest[0], commands, f"use {', '.join(commands)}")
         raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
     return commands[rest[0]], rest[1:]
 
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Answer a question about `prolip` itself, or run a command."""
+    """Print help, version or completion of `prolip`, or run a command."""
     if not words or words[0] in ("-h", "--help", "help"):
         print("usage: prolip VERB ...\n\nProbabilistic vision-language models: train, measure and use them.")
         for title, verbs in VERBS.items():
@@ -122,7 +121,7 @@ def run(words: list[str]) -> int:
 
 
 def completion(shell: str = "bash") -> str:
-    """A script that completes verbs, flags and files in a shell."""
+    """Return a script that completes verbs, flags and files in a shell."""
     import shtab
 
     from training.main import fill
@@ -148,13 +147,13 @@ def completion(shell: str = "bash") -> str:
 
 
 def clip_benchmark() -> NoReturn:
-    """`prolip-clip-benchmark`, an alias of `prolip eval clip-benchmark`."""
+    """Run `prolip eval clip-benchmark` as `prolip-clip-benchmark`."""
     sys.argv[1:1] = ["eval", "clip-benchmark"]
     script()
 
 
 def script() -> NoReturn:
-    """`prolip` as a process."""
+    """Run `prolip` as a process."""
     if sys.argv[1:2] == ["train"]:
         from training.main import script as train
 

@@ -1,4 +1,4 @@
-"""`prolip prompts`: fits and shows weights of prompts."""
+"""`prolip prompts`: fitting and display of prompt weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from prolip.cli.command import COMPUTE, MODEL, Data, check, command, flag, load,
 from prolip.cli.eval import CLASSES, SPLIT, open_named
 from prolip.evaluation.datasets.registry import FORMS
 
-BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
-that weights were fitted to may not be scored by them."""
+BY_PROMPTS = """Give the file as --prompts to prolip eval tasks, datacomp or clip-benchmark. They
+refuse to score the images that the weights were fitted to."""
 
 
 @command(
@@ -19,8 +19,8 @@ that weights were fitted to may not be scored by them."""
     "--model local-dir:runs/demo/model --data wds:runs/groups --rule bprw:5 --output weights.json",
     flag("--data", f"images, class names and prompts: {FORMS}", required=True, metavar="SOURCE"),
     SPLIT,
-    flag("--rule", "bprw, or bprw:K by K labelled images of a class, with settings", default="bprw", metavar="RULE"),
-    flag("--templates", "prompts in place of the data set's, one a line with {c} for the class", metavar="FILE"),
+    flag("--rule", "bprw, or bprw:K for K labelled images per class, with settings", default="bprw", metavar="RULE"),
+    flag("--templates", "prompts instead of the data set's: one per line, {c} for the class", metavar="FILE"),
     MODEL,
     shared(Data, "skip_damaged"),
     COMPUTE,
@@ -28,7 +28,7 @@ that weights were fitted to may not be scored by them."""
     more=BY_PROMPTS,
 )
 def fit(args: argparse.Namespace) -> None:
-    """Fit weights of prompts to images."""
+    """Fit prompt weights to images."""
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.prompts import fit_prompts
@@ -40,11 +40,11 @@ def fit(args: argparse.Namespace) -> None:
     if rule.fit is None:
         raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
     if not args.output.endswith(".json"):
-        raise ValueError(f"--output {args.output}: give a name that ends in .json, by which --prompts knows a file")
+        raise ValueError(f"--output {args.output}: give a name that ends in .json, as --prompts requires")
     check(args)
     templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
     if args.templates and not templates:
-        raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} for the class")
+        raise ValueError(f"--templates {args.templates} holds no prompt: write one per line, with {{c}} for the class")
     class_prompts(["class"], templates or ["{c}"])
     dataset = open_named("--data", args.data, args.split, args.skip_damaged, CLASSES)
     store, progress = FeatureStore(args.save_features), sys.stderr.isatty()
@@ -57,12 +57,12 @@ def fit(args: argparse.Namespace) -> None:
 @command(
     "prompts show",
     "weights.json",
-    flag("file", "weights that prolip prompts fit wrote", metavar="FILE.json"),
-    flag("--top", "show N prompts at either end of each class", default=3, least=1),
-    output("folder for weights.png, .pdf and .svg: largest weights, entropies", required=False),
+    flag("file", "weights from prolip prompts fit", metavar="FILE.json"),
+    flag("--top", "show the N most and least weighted prompts of each class", default=3, least=1),
+    output("folder for weights.png, .pdf and .svg (largest weights, entropies)", required=False),
 )
 def show(args: argparse.Namespace) -> None:
-    """List the most and least weighted prompts, draw histograms."""
+    """List the most and least weighted prompts, plot histograms."""
     from prolip.prompts.weights import PromptWeights
     from prolip.utils import console
 
@@ -75,4 +75,4 @@ def show(args: argparse.Namespace) -> None:
     if args.output:
         figure = plot_weights(found.table, f"Weights of {len(found.templates)} prompts, {found.rule}")
         drawn = [save(figure, Path(args.output) / f"weights.{ending}") for ending in ("png", "pdf", "svg")]
-        print(f"drawn: {', '.join(map(str, drawn))}")
+        print(f"plots: {', '.join(map(str, drawn))}")

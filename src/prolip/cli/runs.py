@@ -1,4 +1,4 @@
-"""`prolip plan`, `prolip demo`, `prolip report`: before a run, a run to try everything on, the page of a run."""
+"""`prolip plan`, `prolip demo`, `prolip report`: the estimate of a run, a demo run, and the page of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SHOWN = [*TABLES, VERDICT]
 @command(
     "plan",
     "--model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
-    flag("--show", f"only these: {', '.join(SHOWN)}", nargs="+", choices=SHOWN, metavar="TABLE"),
-    shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
+    flag("--show", f"tables to show: {', '.join(SHOWN)}", nargs="+", choices=SHOWN, metavar="TABLE"),
+    shared(Output, "json", help={"json": "print the tables as JSON (seconds, bytes, dollars)"}),
     partial(add_flags, section="plan", config=PlanConfig),
-    more="docs/benchmarks/planner.md explains the tables and what is assumed.",
+    more="docs/benchmarks/planner.md explains the tables and the assumptions.",
 )
 def plan(args: argparse.Namespace) -> None:
-    """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""
+    """Estimate time, cost, memory, traffic, input, phases and failures of a training run."""
     from prolip.plan.plan import judge, make_plan
     from prolip.plan.tables import column, table
 
@@ -44,14 +44,17 @@ def plan(args: argparse.Namespace) -> None:
     "demo",
     "--recipe paper",
     flag(
-        "--recipe", "ten minutes on two cores, ProLIP's loss, or all", choices=("demo", "paper", "full"), default="demo"
+        "--recipe",
+        "demo (ten minutes on two cores), paper (its loss) or full",
+        choices=("demo", "paper", "full"),
+        default="demo",
     ),
     output("folder of all runs", "overwrite", required=False, output="runs"),
     flag("more", "flags of prolip train: -- --max-steps 200", nargs="*", metavar="-- FLAGS"),
-    more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
+    more="The same command resumes an interrupted run, and redraws the page of a finished one.",
 )
 def demo(args: argparse.Namespace) -> int:
-    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run."""
+    """Train on the bundled drawings, evaluate on an unseen designer, and write the page of the run."""
     remedy = "the demo needs the bundled drawings: run prolip demo in a clone of the repository"
     spec = spec_from_file_location("demo", file_of_clone("scripts/demo.py", remedy))
     assert spec and spec.loader
@@ -65,8 +68,8 @@ def demo(args: argparse.Namespace) -> int:
     flag("run", "folder of a run", metavar="RUN"),
     flag("--eval", "folder of the evaluation in the run (default: eval)", metavar="NAME"),
     flag("--title", "title of the page"),
-    shared(Compute, "seed", help={"seed": "seed of the choice of examples"}),
-    output("path of the page; report.html in the run's folder if left out", required=False),
+    shared(Compute, "seed", help={"seed": "seed of the selection of examples"}),
+    output("path of the page; default: report.html in the run's folder", required=False),
 )
 def write_report(args: argparse.Namespace) -> None:
     """Write one self-contained page about a run."""

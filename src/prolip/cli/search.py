@@ -1,4 +1,4 @@
-"""`prolip search`: an index of images or texts, and questions to it."""
+"""`prolip search`: an index of images or texts, and queries."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from prolip.embedder import Embedder
     from prolip.search.index import SearchIndex
 
-DATA = "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."
-#: Flags of every command on an index.
+DATA = "data to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."
+#: Flags shared by all commands on an index.
 INDEX = (
     flag("index", "folder of the index", metavar="INDEX"),
-    flag("--verify", "first read the whole index and compare its checksums", action="store_true"),
+    flag("--verify", "first read the whole index and check its checksums", action="store_true"),
 )
-#: Flags of what is added to an index.
+#: Flags for adding to an index.
 ADDED = (
     *INDEX,
-    flag("--restore", "add deleted items again, too", action="store_true"),
+    flag("--restore", "also add deleted items again", action="store_true"),
     shared(Data, "data", "skip_damaged", required=["data"], help={"data": DATA}),
 )
-OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
-#: Flags of refusal, also of `prolip explore`.
+OWN = shared(Model, help={"model": "new address of the index's model (default: as stored in the index)"})
+#: Flags of refusal, shared with `prolip explore`.
 REFUSAL = titled(
-    "What is refused",
-    flag("--risk", "refuse queries so that at most this share of the first answers is wrong", type=float),
-    flag("--calibrate", 'queries with known answers, a line each: {"text": ..., "keys": [...]}', metavar="FILE"),
-    flag("--confidence", "probability that --risk holds", default=0.9),
+    "Refusal",
+    flag("--risk", "refuse queries so that at most this fraction of first answers is wrong", type=float),
+    flag("--calibrate", 'queries with known answers, one per line: {"text": ..., "keys": [...]}', metavar="FILE"),
+    flag("--confidence", "probability that the bound --risk holds", default=0.9),
 )
 
 
@@ -55,15 +55,15 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     "search build",
     "runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", "flat (exact), ivf, hnsw or pq", default="flat", metavar="TYPE"),
-    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0, least=0),
-    flag("--similarity", "csd, mean, elk or another score (default: that of the model's method)", metavar="SCORE"),
-    flag("--dry-run", "print the size of an index of ITEMS, and write nothing", least=1, metavar="ITEMS"),
+    flag("--lists", "number of lists of ivf and pq (default: 4 sqrt(items))", default=0, least=0),
+    flag("--similarity", "csd, mean, elk or another score (default: of the model's method)", metavar="SCORE"),
+    flag("--dry-run", "only print the size of an index of ITEMS", least=1, metavar="ITEMS"),
     *ADDED,
     shared(Model),
     COMPUTE,
 )
 def build_index(args: argparse.Namespace) -> None:
-    """Make an index, or update it to what its source holds now."""
+    """Build an index, or update it from its source."""
     from prolip.search.ann import IndexSpec, table
     from prolip.search.index import SearchIndex
     from prolip.search.sources import described
@@ -79,7 +79,7 @@ def build_index(args: argparse.Namespace) -> None:
 
 @command("search add", "runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE)
 def add_source(args: argparse.Namespace) -> None:
-    """Add a source to an index, or update it to what that source holds now."""
+    """Add a source to an index, or update the index from that source."""
     done = opened(args).add(args.data, given(args), **reading(args))
     summarize(args, done.index, str(done))
 
@@ -88,10 +88,10 @@ def add_source(args: argparse.Namespace) -> None:
     "search finish",
     "runs/index --rebuild",
     *INDEX,
-    flag("--rebuild", "learn the approximate index again, from all rows", action="store_true"),
+    flag("--rebuild", "rebuild the approximate index from all items", action="store_true"),
 )
 def finish_index(args: argparse.Namespace) -> None:
-    """Add all rows to the approximate index."""
+    """Add all items to the approximate index."""
     index = opened(args)
     index.finish(args.rebuild, sys.stderr.isatty())
     summarize(args, index)
@@ -119,26 +119,26 @@ def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -
 
 
 def check_risk(args: argparse.Namespace) -> None:
-    """ValueError for --risk without --calibrate, or the other way round."""
+    """Raise ValueError for --risk without --calibrate, or the reverse."""
     if (args.risk is None) != (args.calibrate is None):
-        raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
+        raise ValueError("--risk and --calibrate need each other: give a risk, and queries with known answers")
 
 
 @command(
     "search query",
     "runs/index --text cat --top 5",
     *INDEX,
-    flag("--text", "text to search by; may be given several times", action="append", default=[]),
-    flag("--image", "path or URL of an image to search by; likewise", action="append", default=[]),
-    flag("--combine", "make one query of the first --text and --image, and so on", action="store_true"),
+    flag("--text", "text to search for; repeatable", action="append", default=[]),
+    flag("--image", "path or URL of an image to search for; repeatable", action="append", default=[]),
+    flag("--combine", "combine the first --text and --image into one query, and so on", action="store_true"),
     either(
-        flag("--more-general", "return near items that include the query", action="store_true"),
-        flag("--more-specific", "return near items that the query includes", action="store_true"),
+        flag("--more-general", "rank near items by how well they include the query", action="store_true"),
+        flag("--more-specific", "rank near items by how well the query includes them", action="store_true"),
     ),
-    flag("--top", "answers to return", default=10, least=1),
-    flag("--probe", "lists to read (ivf, pq), or candidates to visit (hnsw)", least=1),
-    flag("--rerank", "candidates to score again, or to compare by inclusion", least=1),
-    flag("--exact", "rank all items, with any type of index", action="store_true"),
+    flag("--top", "number of answers", default=10, least=1),
+    flag("--probe", "number of lists to read (ivf, pq) or candidates to visit (hnsw)", least=1),
+    flag("--rerank", "number of candidates to score again, or to compare by inclusion", least=1),
+    flag("--exact", "rank all items, also with an approximate index", action="store_true"),
     REFUSAL,
     shared(Data, "allow_private_hosts"),
     shared(Output, "json"),
@@ -150,12 +150,12 @@ def query(args: argparse.Namespace) -> None:
     check_risk(args)
     wider = args.more_general if args.more_general or args.more_specific else None
     if wider is not None and args.risk is not None:
-        what = "--risk is of the first answer by the score, and --more-general and --more-specific rank by inclusion"
-        raise ValueError(f"{what}: leave one out")
+        what = "--risk needs a ranking by score, but --more-general and --more-specific rank by inclusion"
+        raise ValueError(f"{what}: remove one")
     if args.combine and (len(args.text) != len(args.image) or not args.text):
-        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
+        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give equal numbers")
     if not args.text + args.image:
-        raise ValueError("no question: give --text or --image")
+        raise ValueError("no query: give --text or --image")
     alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
     pairs = zip(args.text, args.image) if args.combine else alone
     from prolip.search.query import Query, ask, read_queries
@@ -175,6 +175,6 @@ def query(args: argparse.Namespace) -> None:
             continue
         print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
         if own.share_range is not None or own.ambiguity is not None:
-            print("     ", "  ".join(["the question:", *own.words]))
+            print("     ", "  ".join(["the query:", *own.words]))
         for place, answer in enumerate(answers or [], 1):
             print(console.columns(f"{place:4}", answer.parts))

@@ -1,4 +1,4 @@
-"""`prolip uncertainty`: variances that mean something, and novelty, for a trained model; its means stay the same."""
+"""`prolip uncertainty`: calibrated variances and novelty for a trained model; its means do not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prolip.embeddings import Pairs
     from prolip.uncertainty.fit import Fitted
 
-#: Settings of `DataConfig` besides the data and its split that say how to read pairs.
+#: Settings of `DataConfig` for reading pairs, except the data and its split.
 READING: tuple[str, ...] = (
     "caption_sampling",
     "select",
@@ -30,17 +30,16 @@ READING: tuple[str, ...] = (
 READING += ("image_root", "max_bad_fraction")
 FIT = ("fit_samples", "bank", "centres", "novelty_centres", "readings", "changed_images")
 OF_READING = {
-    "caption_sampling": "fields of captions to read, with optional weights: txt is the plain caption, others are JSON "
-    "fields (CSV columns), e.g. name:2,keywords:1,group",
-    "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
+    "caption_sampling": "caption fields with optional weights: txt is the plain caption, others are JSON fields "
+    "(CSV columns), e.g. name:2,keywords:1,group",
+    "dataset_type": "type of --data; auto: from its first word, suffix or content",
 }
-NO_DOUBT = "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and "
-NO_DOUBT += "--changed-images"
+NO_CORRECTION = "warning: match probabilities of images unlike the training will be too high: their correction needs "
+NO_CORRECTION += "novelty and --changed-images"
 MORE = (
-    "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
-    "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
-    "It should be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to "
-    "them again."
+    "The model may be ProLIP's or OpenCLIP's. Evaluate the output as --model local-dir:FOLDER.\n"
+    "--data accepts csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:, as in training. Use data "
+    "like that of the application. --save-pairs saves the embeddings, and --pairs fits to them again."
 )
 
 
@@ -50,18 +49,18 @@ MORE = (
     MODEL,
     shared(Compute, "device", "precision", "batch_size", "seed"),
     shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
-    flag("--split", "which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
+    flag("--split", "split of coco:, flickr:, cub: and iapr:, as --train-split in training"),
     shared(DataConfig, *READING, help=OF_READING),
-    flag("--pairs", "embeddings that --save-pairs wrote, instead of --data", metavar="FILE"),
-    flag("--save-pairs", "keep the embeddings in this file", metavar="FILE"),
-    shared(FitOptions, *FIT, help={"fit_samples": "samples that are read at most"}),
+    flag("--pairs", "embeddings from --save-pairs, instead of --data", metavar="FILE"),
+    flag("--save-pairs", "save the embeddings to this file", metavar="FILE"),
+    shared(FitOptions, *FIT, help={"fit_samples": "maximum number of samples to read"}),
     output("folder for the model with its variances"),
     more=MORE,
 )
 def fit(args: argparse.Namespace) -> None:
-    """Give a trained model variances, novelty and doubt; its means stay as they are."""
+    """Add variances, novelty and calibrated match probabilities to a trained model; its means do not change."""
     if bool(args.pairs) == bool(args.data):
-        raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
+        raise ValueError("give either --data, or --pairs with embeddings from --save-pairs")
     from safetensors.torch import load_file
 
     from prolip.embeddings import Pairs, check_enough
@@ -72,14 +71,14 @@ def fit(args: argparse.Namespace) -> None:
     if args.save_pairs:
         check_output(args.save_pairs)
         if not Path(args.save_pairs).absolute().parent.is_dir():
-            raise ValueError(f"--save-pairs {args.save_pairs}: its folder is not there, make it first")
+            raise ValueError(f"--save-pairs {args.save_pairs}: its folder does not exist; create it first")
     start = time.perf_counter()
     if args.pairs:
         pairs = Pairs.from_tensors(load_file(args.pairs))
         check_enough(len(pairs))
         if not pairs.model:
-            remedy = f"be sure that it was {args.model}, or write it again with --save-pairs"
-            print(f"warning: {args.pairs} does not say which model embedded it: {remedy}", file=sys.stderr)
+            remedy = f"check that it was {args.model}, or write the file again with --save-pairs"
+            print(f"warning: {args.pairs} does not name the model that embedded it: {remedy}", file=sys.stderr)
     else:
         pairs = embed(args, config)
     embedded = time.perf_counter()
@@ -93,11 +92,11 @@ def fit(args: argparse.Namespace) -> None:
     counts = f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs"
     print(f"{counts}; {how} in {embedded - start:.0f} s, {took}")
     describe(fitted, pairs)
-    print(f"--model local-dir:{args.output} evaluates it")
+    print(f"use it as --model local-dir:{args.output}")
 
 
 def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
-    """The pairs of --data."""
+    """Embed the pairs of --data."""
     from prolip.data.faults import FaultCounter
     from prolip.fitting.attach import embed_data
 
@@ -108,12 +107,12 @@ def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
         pairs = embed_data(args.model, data, config, faults, *model, device=args.device, precision=args.precision)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
-        print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
+        print(f"skipped: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
     return pairs
 
 
 def describe(fitted: Fitted, pairs: Pairs) -> None:
-    """Print how many images a text fits, how many texts an image, and whether there are doubt and novelty."""
+    """Print how many images a text matches, how many texts an image matches, the correction, and missing novelty."""
     from prolip.uncertainty.novelty import FEWEST
     from prolip.uncertainty.units import Units, in_words
 
@@ -122,23 +121,23 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
-        tails = f"one in twenty fits {low} or fewer, one in twenty {high} or more"
-        print(f"{what}s: the median one fits {middle} of the {of} ({tails}) and says {bits.median():.1f} bits")
+        tails = f"5% match {low} or fewer, 5% match {high} or more"
+        print(f"{what}s: the median {what} matches {middle} of the {of} ({tails}) and has {bits.median():.1f} bits")
     if (reader := fitted.reader) is not None:
         low, high = (x.exp() for x in reader.readings.bounds[2:])
-        print(f"texts in other words: nine in ten fit {low:.2g} to {high:.2g} times as many images as it says")
+        print(f"paraphrased texts: 90% match {low:.2g} to {high:.2g} times as many images as predicted")
         nats = reader.ambiguity(pairs.image.float())
-        median = f"the median one leaves {nats.median():.1f} nats open about its topic"
-        print("ambiguity of images:", "too few general texts to say" if nats.isnan().all() else median)
+        median = f"the topic of the median image has an entropy of {nats.median():.1f} nats"
+        print("ambiguity of images:", "too few general texts to estimate" if nats.isnan().all() else median)
     if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
-        print(NO_DOUBT)
+        print(NO_CORRECTION)
     else:
         images = pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()
         doubts = [fitted.score.doubts(fitted.reader.evidence(x)) for x in images]
         own, changed = (doubt.median() for doubt in doubts if doubt is not None)
-        medians = f"{own:.0%} of the median image, {changed:.0%} of one that was changed strongly"
-        print(f"doubt, the share of a match probability that is not the model's: {medians}")
+        medians = f"{own:.0%} for the median image, {changed:.0%} for a strongly changed one"
+        print(f"weight of the base rate in match probabilities: {medians}")
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
-            takes = f"{FEWEST} or more of --data that differ, one of OpenCLIP's towers or ours, and --novelty-centres"
-            print(f"no novelty of {side}s: it takes {takes}")
+            needs = f"at least {FEWEST} different {side}s, a ProLIP or OpenCLIP tower, and --novelty-centres"
+            print(f"no novelty of {side}s: it needs {needs}")

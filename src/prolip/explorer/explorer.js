@@ -81,7 +81,7 @@ function figuresOf(item) {
   const rows = [];
   if (item.probability !== undefined && item.probability !== null) rows.push(meter("match", odds(item.probability), item.probability));
   else if (item.score !== undefined) rows.push([h("div", {}, "score", h("b", {}, figure(item.score)))]);
-  if (item.bits !== null) rows.push(meter("information", `${item.bits.toFixed(1)} bits`, item.bits / mostBits(state.about.side), "bits"));
+  if (item.bits !== null) rows.push(meter("bits", item.bits.toFixed(1), item.bits / mostBits(state.about.side), "bits"));
   else if (state.about.probabilistic) rows.push([h("div", {}, "uncertainty", h("b", {}, figure(item.uncertainty)))]);
   return h("span.figures", {}, rows);
 }
@@ -181,7 +181,7 @@ async function nearest(aloud = true) {
   fill($("answers"), found.answers.map((item) => card(item)));
   $("nearest-title").textContent = state.about.side === "text" ? "Nearest texts" : "Nearest items";
   const pairs = found.answers.some((item) => item.probability !== null);
-  $("legend").textContent = `Ranked by ${found.by}. ${pairs ? "Match: the model's probability that the pair matches. " : "A query of the items' own kind has a score but no match probability. "}${state.about.units ? "Information: how many bits an item has about its match." : ""}`;
+  $("legend").textContent = `Ranked by ${found.by}. ${pairs ? "Match: the model's probability that the pair matches. " : "A query of the items' own kind has a score but no match probability. "}${state.about.units ? "Bits: the information of an item about its match." : ""}`;
   made(found);
   draw();
   const first = found.answers[0];

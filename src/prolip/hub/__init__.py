@@ -1,1 +1,1 @@
-"""A trained model in a folder or on the hub, with a card that says what it is worth."""
+"""A trained model in a folder or on the hub, with a card of its metrics and limits."""

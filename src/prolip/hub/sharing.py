@@ -1,4 +1,4 @@
-"""A trained model with its card of facts, in a folder or on the hub; each value is escaped, unless it is `Markdown`."""
+"""A trained model with its card, in a folder or on the hub; the card escapes each value, unless it is `Markdown`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CARD, FIGURES = "README.md", "eval.json"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's folder, with the configuration and the last evaluation of its run, empty where there is none."""
+    """A model's folder, with the configuration and last evaluation of its run, empty without a run."""
 
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class ModelFolder:
 
 
 class CardInfo(NamedTuple):
-    """Facts that no file holds. name: of the model; licence: its own; data_licence: of its training data."""
+    """Facts that no file holds. name, licence: of the model; data_licence: of its training data."""
 
     name: str
     licence: str | None = None
@@ -57,13 +57,13 @@ class CardInfo(NamedTuple):
 
 
 def find_source(place: str, evaluation: str | None = None) -> ModelFolder:
-    """A run's folder, or a model's, without secrets. evaluation: a JSON of figures, instead of the run's eval.json."""
+    """Read the folder of a run or model, without secrets. evaluation: a JSON of metrics, instead of the run's."""
     folder = Path(place.removeprefix("local-dir:"))
     run = next((place for place in (folder, folder.absolute().parent) if is_run(place)), None)
     own = folder / "model" if run == folder else folder
-    config_file(f"local-dir:{own}")  # or it says what is there instead
+    config_file(f"local-dir:{own}")  # raises with an explanation if missing
     if evaluation and not Path(evaluation).is_file():
-        raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
+        raise FileNotFoundError(f"no metrics at {evaluation}: give the eval.json of a run")
     config = check_config(redacted(read_json(run / "config.json")), run / "config.json") if run else {}
     file = Path(evaluation) if evaluation else (run or own) / "eval.json"
     read = file.is_file() and bool(evaluation or run)
@@ -71,7 +71,7 @@ def find_source(place: str, evaluation: str | None = None) -> ModelFolder:
 
 
 def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
-    """The card of a model that is loaded as `address`, Markdown below the hub's YAML."""
+    """Return the card of a model that loads as `address`: the hub's YAML, then Markdown."""
     embedder = Embedder.load(f"local-dir:{source.folder}")
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
     environment = Environment(loader=PackageLoader("prolip.hub", "."), undefined=StrictUndefined, finalize=markdown)
@@ -116,7 +116,7 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
 
 
 def tested_on(source: ModelFolder) -> str:
-    """The data of the run's evaluation."""
+    """Return the data of the run's evaluation."""
     val = source.config.get("val", {})
     given = val.get("val_data") or []
     sources = [given] if isinstance(given, str) else list(map(str, given))
@@ -124,12 +124,12 @@ def tested_on(source: ModelFolder) -> str:
     if not drawings:
         return ", ".join(place(str(task)) for task in val.get("val_tasks") or sources)
     chosen = f" ({val['val_select']})" if val.get("val_select") else ""
-    names = f", beside the captions of {place(val['val_names'])}" if val.get("val_names") else ""
+    names = f", with the captions of {place(val['val_names'])} in the gallery" if val.get("val_names") else ""
     return f"{'::'.join(map(place, drawings))}{chosen}{names}"
 
 
 def trained_on(source: ModelFolder) -> str:
-    """Data, length and first weights of the run, in one or two sentences."""
+    """Describe data, length and initial weights of the run in one or two sentences."""
     data, run, model = (source.config.get(name, {}) for name in ("data", "run", "model"))
     if not data.get("train_data"):
         return ""
@@ -137,44 +137,44 @@ def trained_on(source: ModelFolder) -> str:
     length = f", {steps:,} steps of {batch} pairs per process" if steps and batch else ""
     chosen = f" ({data['select']})" if data.get("select") else ""
     start = model.get("pretrained")
-    begun = f" It began with the weights of {place(start)}, whose data count too." if start else ""
+    begun = f" Training began with the weights of {place(start)}, so their data count too." if start else ""
     return f"{place(data['train_data'])}{chosen}{length}, {run.get('precision', 'fp32')}.{begun}"
 
 
 def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
-    """The model's limitations, as far as its files tell."""
+    """List the model's limitations that follow from its files."""
     found, tested, metrics = [], tested_on(source), source.metrics
     if tested:
-        found.append(f"It was measured on {markdown(tested)} alone. Of other pictures and texts nothing is known.")
+        found.append(f"It was measured only on {markdown(tested)}. Its metrics on other images and texts are unknown.")
     if isinstance(right := metrics.get("names/i2t/R@1"), (int, float)):
-        remedy = "take answers with a bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`)"
-        found.append(f"Of 100 such pictures {round(100 * (1 - right))} get a wrong first name: {remedy}.")
+        remedy = "To bound the errors, use `calibrate_risk` and `predict(..., risk=...)`"
+        found.append(f"{round(100 * (1 - right))} of 100 such images get a wrong first name. {remedy}.")
     if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
-        found.append(f"Its probabilities are off by {ece:.2f} on average there: `fit` them to labelled pictures.")
+        found.append(f"Its probabilities there are wrong by {ece:.2f} on average. `fit` them to labelled images.")
     if not embedder.probabilistic:
-        found.append("It has no uncertainty but its similarities.")
+        found.append("It has no uncertainty apart from its similarities.")
     elif embedder.novelty is None:
-        found.append("It does not notice pictures of a foreign kind: it has no novelty.")
+        found.append("It cannot detect foreign images, because it has no novelty.")
     if embedder.parameters < 50e6:
-        found.append(f"It is small, {embedder.parameters / 1e6:.0f} million parameters: a model to try things with.")
-    found.append("Nobody has examined its results on people. Do not let it decide on them.")
+        found.append(f"It is a small model for experiments, with {embedder.parameters / 1e6:.0f} million parameters.")
+    found.append("Its results on people have not been examined. Do not use it for decisions about people.")
     return list(map(Markdown, found))
 
 
 FACTS = json.loads(resources.files("prolip.hub").joinpath("card.json").read_text(encoding="utf-8"))
-#: Figures of the corpus: key, words, whether it is a share; those with a value by chance, `chance_NAME`; of other sets.
+#: Metrics of the corpus: key, words, True for a share; metrics with a chance value `chance_NAME`; those of other sets.
 KNOWN, TASKS = FACTS["figures"], FACTS["tasks"]
 CHANCE = {key: "/chance_".join(key.rsplit("/", 1)) for key in FACTS["with_chance"]}
-#: Licences of the bundled pictures by the beginning of their shard's name; captions' levels, by the key of their trace.
+#: Licences of the bundled images by prefix of their shard's name; levels of captions by the key of their trace.
 LICENCES, LEVELS = FACTS["licences"], FACTS["levels"]
-#: Other numbers of an evaluation that the card has.
+#: Other numbers of an evaluation on the card.
 COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/subgroup/classes", "step"}
 
 
 def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
-    """The figures of an eval.json, infinite ones as None. ValueError for no object, or a figure out of its range."""
+    """Return the metrics of an eval.json, infinite ones as None. ValueError for a wrong type or range."""
     if not isinstance(metrics, dict):
-        raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
+        raise ValueError(f"{path} is {shown(metrics)}: expected the metrics of an evaluation, name -> number")
     lost = {key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
     shares = {key for key, _, _ in KNOWN} | set(CHANCE.values())
     for key, value in metrics.items():
@@ -183,12 +183,12 @@ def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
             continue
         least, most = (-1 if key.startswith("spearman") else 0, 1) if share else (0, 10**9)
         if type(value) not in (int, float) or not least <= value <= most:
-            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a number from {least} to {most:,}")
+            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: expected a number from {least} to {most:,}")
     return {key: None if key in lost else value for key, value in metrics.items()}
 
 
 class CardRow(NamedTuple):
-    """One line of the table. key: as in eval.json; value, chance: as printed, "" for none."""
+    """One row of the table. key: as in eval.json; value, chance: as printed, "" for none."""
 
     key: str
     words: str
@@ -198,7 +198,7 @@ class CardRow(NamedTuple):
 
 
 def figures(metrics: Mapping[str, Any]) -> list[CardRow]:
-    """The figures of an evaluation that a card has, those of the corpus first."""
+    """Return the rows of a card's table of metrics, metrics of the corpus first."""
     numbers = {key: x for key, x in metrics.items() if isinstance(x, (int, float)) and math.isfinite(x)}
     found = []
     for key, words, share in (row for row in KNOWN if row[0] in numbers):
@@ -220,7 +220,7 @@ def text(value: float, share: bool) -> str:
 
 
 def licences(source: str) -> list[tuple[str, str]]:
-    """(shard, licence of its pictures) of the bundled data in a source; "" where it is not known."""
+    """Return (shard, licence of its images) for the data in a source; "" if unknown."""
     found = {}
     for part in without_word(source).split("::") if source else ():
         try:
@@ -235,36 +235,36 @@ def licences(source: str) -> list[tuple[str, str]]:
 
 
 def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(what, trace, pictures that it fits, bits) of captions by level, measured, else of round shares."""
+    """Return (caption, trace, share of matching images, bits) by level, measured, else for round shares."""
     given = [(words, float(metrics[key])) for key, words in LEVELS if isinstance(metrics.get(key), (int, float))]
     if not given:
         shares = [torch.tensor(1 / n) for n in (2, 10, 100) if units.images >= n]
         given = [("a text", float(units.trace(share))) for share in shares]
     traces = torch.tensor([trace for _, trace in given])
-    fits, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()
-    return [(words, f"{t:.3f}", in_words(fit), f"{bit:.1f}") for (words, t), fit, bit in zip(given, fits, bits)]
+    matched, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()
+    return [(words, f"{t:.3f}", in_words(x), f"{bit:.1f}") for (words, t), x, bit in zip(given, matched, bits)]
 
 
 def place(path: str | None) -> str:
-    """Paths for other people: the last two parts of absolute ones."""
+    """Shorten absolute paths to their last two parts, for other readers."""
     text = path or ""
     word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
     return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
 
 
-#: Characters with a meaning within a line, where an underscore between letters has none; at a block's beginning; and
-#: in a name between backquotes.
+#: Markdown's special characters within a line (not an underscore between letters), at the start of a block, and in a
+#: name between backquotes.
 INLINE = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
 BLOCK = re.compile(r"^(?:(?=#|=|--|\+\+|[-+](?:\s|$))|(\d+)(?=[.)](?:\s|$)))")
 ODD = re.compile(r"[`|<>\[\]&]")
 
 
 class Markdown(str):
-    """Text that is Markdown already."""
+    """Text that is already Markdown."""
 
 
 def markdown(value: object) -> str:
-    """A value as text of one line, without headings, tables, links, images or HTML."""
+    """Escape a value as one line without headings, tables, links, images or HTML."""
     if isinstance(value, Markdown):
         return value
     text = INLINE.sub(r"\\\g<0>", html.escape(plain(value).strip(), quote=False))
@@ -272,12 +272,12 @@ def markdown(value: object) -> str:
 
 
 def code(value: object) -> Markdown:
-    """A value between backquotes, also in a table: characters of Markdown are written as \\xNN."""
+    """Escape a value for backquotes, also in a table: special characters become \\xNN."""
     return Markdown(ODD.sub(escaped, plain(value)))
 
 
 def literal(value: object) -> Markdown:
-    """A text in a block of Python."""
+    """Return a text as a literal in a block of Python."""
     return Markdown(json.dumps(plain(value), ensure_ascii=False))
 
 
@@ -285,9 +285,9 @@ def literal(value: object) -> Markdown:
 def save(
     source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Copy a model's files, bit for bit, write its card and figures beside them; the written files, in order.
+    """Copy a model's files and write its card and metrics next to them; returns the written files, in order.
 
-    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours.
+    address: of the model on its card, by default this folder. overwrite: replace a README.md that is not our card.
     """
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
@@ -296,8 +296,8 @@ def save(
     head = there.partition("\n---\n")[0]
     own = head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
     if not (overwrite or own) and (folder / CARD).exists():
-        raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --overwrite")
-    card = make_card(source, info, address or f"local-dir:{folder}")  # known to be loadable before anything is written
+        raise ValueError(f"{folder / CARD} is not a ProLIP card: give another folder, or --overwrite")
+    card = make_card(source, info, address or f"local-dir:{folder}")  # before any writing: loads the model
     texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
     if "open_clip_config.json" in names and (source.folder / FILE).is_file():
         config = read_json(source.folder / "open_clip_config.json") | {"uncertainty": FILE}
@@ -320,10 +320,10 @@ def push_to_hub(
     data_license: str | None = None,
     private: bool = False,
 ) -> str:
-    """Put a model with its card on the hub as `org/name`; the address that loads it.
+    """Push a model with its card to the hub as `org/name`; returns the address that loads it.
 
-    model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
-    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence.
+    model: in memory (without metrics), or the folder of a run or model; tokenizer: from `get_tokenizer`, for a model in
+    memory; license: a hub identifier such as mit or cc-by-4.0; data_license: a sentence.
     """
     check_repo(repo)
     with tempfile.TemporaryDirectory() as temporary:
@@ -331,21 +331,21 @@ def push_to_hub(
         if isinstance(model, ProLIP):
             model = save_pretrained(model, place / "memory", tokenizer)
         elif tokenizer is not None:
-            raise ValueError(f"a tokenizer for {os.fspath(model)}: a folder has its own; leave it out")
+            raise ValueError(f"tokenizer is only for a model in memory: remove it, {os.fspath(model)} has its own")
         info = CardInfo(repo.split("/")[1], license, data_license)
         save(find_source(os.fspath(model)), place / "model", info, f"hf-hub:{repo}")
         return push(place / "model", repo, private)
 
 
 def check_repo(repo: str) -> None:
-    """ValueError for what is no `org/name`."""
+    """Raise ValueError unless `repo` is `org/name`."""
     validate_repo_id(repo)
     if "/" not in repo:
         raise ValueError(f"{repo!r} has no owner: give org/name")
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Put a folder that `save` wrote on the hub as `org/name`, made if it is not there; its address."""
+    """Push a folder written by `save` to the hub as `org/name`, creating the repository; returns the address."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -359,5 +359,5 @@ def push(folder: Path, repo: str, private: bool = False) -> str:
         api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message)
     except (HfHubHTTPError, OSError) as error:
         why = str(error).strip().splitlines()[0]
-        raise ConnectionError(f"{repo} could not be written ({why}): log in with `hf auth login`") from error
+        raise ConnectionError(f"cannot write to {repo} ({why}): log in with `hf auth login`") from error
     return f"hf-hub:{repo}"

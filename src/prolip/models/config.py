@@ -1,4 +1,4 @@
-"""A model's configuration: OpenCLIP's JSON layout with a block `prolip_cfg`; validated before anything is built."""
+"""Model configurations: OpenCLIP's JSON layout with a block `prolip_cfg`, validated before anything is built."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from prolip.utils.documents import check_tree, shown
 from prolip.utils.flags import did_you_mean
 
-#: Configurations of the text towers of transformers that OpenCLIP names, which it would ask the hub for.
+#: Bundled configurations of transformers' text towers; OpenCLIP would fetch them from the hub.
 TRANSFORMERS = Path(__file__).parent / "configs" / "transformers"
-MAX_PARAMETERS = 20_000_000_000  # Larger models are refused before anything is built: some 80 GB of float32
-MAX_TOKENS = 2**16  # Patches of an image and tokens of a text, each of which attends to all others
+MAX_PARAMETERS = 20_000_000_000  # limit for a tower: about 80 GB of float32
+MAX_TOKENS = 2**16  # patches of an image or tokens of a text: attention is quadratic in them
 
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
@@ -40,16 +40,16 @@ SpecialToken = Annotated[str, Field(pattern=r"^<\w{1,64}>$")]
 
 
 def three(least: float, most: float) -> Any:
-    """The type of one number for each colour."""
+    """Return the type of a list with one number per colour."""
     return Annotated[list[Annotated[float, Field(ge=least, le=most)]], Field(min_length=3, max_length=3, strict=False)]
 
 
 class Rules(BaseModel, strict=True, extra="forbid", allow_inf_nan=False, str_max_length=500, validate_default=True):
-    """Values are of their key's type without conversion, and numbers are finite."""
+    """Base of all rules: values have their key's type without conversion, and numbers are finite."""
 
 
 class TokenizerRules(Rules):
-    """OpenCLIP's options of tokenizers; special tokens go into a regular expression."""
+    """OpenCLIP's options of tokenizers; special tokens become part of a regular expression."""
 
     clean: Literal["canonicalize", "lower", "whitespace"] = "whitespace"
     reduction_mask: Literal["simple", "random", "shuffle", "syntax"] = "simple"
@@ -59,7 +59,7 @@ class TokenizerRules(Rules):
 
 
 def rules_of(name: str, /, **keys: Any) -> Any:
-    """Rules for keys, each with its type and default."""
+    """Create rules for keys, each with its type and default."""
     return create_model(name, __base__=Rules, **keys)
 
 
@@ -99,7 +99,7 @@ PREPROCESS: dict[str, Any] = {
 
 
 def of_dataclass(config: type, **own: Any) -> Any:
-    """Rules for every field of a dataclass: `own`, those of BOUNDS, and its types."""
+    """Create rules for every field of a dataclass, from `own`, BOUNDS, and its types."""
     types = {**get_type_hints(config), **BOUNDS, **own}
     return rules_of(config.__name__, **{field.name: (types[field.name], field.default) for field in fields(config)})
 
@@ -111,7 +111,7 @@ PreprocessRules = of_dataclass(PreprocessCfg, **{key: kind | None for key, kind 
 
 
 class TwoTowers(Rules):
-    """What OpenCLIP's configurations and ours have in common."""
+    """The keys common to OpenCLIP's configurations and ours."""
 
     embed_dim: Count
     vision_cfg: VisionRules  # type: ignore[valid-type]
@@ -123,25 +123,25 @@ class TwoTowers(Rules):
 
 
 class OpenCLIPRules(TwoTowers, extra="ignore"):
-    """OpenCLIP reads what it knows."""
+    """Rules of OpenCLIP's configurations, which ignore unknown keys."""
 
     multimodal_cfg: DecoderRules | None = None  # type: ignore[valid-type]
 
 
 def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
-    """ValueError for a key that is not one of the known ones."""
+    """Raise ValueError for an unknown key."""
     for key in given:
         if key not in known:
             raise ValueError(f"unknown key {shown(key)} in {where}: {did_you_mean(str(key)[:80], known)}")
 
 
 Checked = TypeVar("Checked", bound=Rules)
-#: How pydantic's messages begin, and what says more about the type of a program than about a file.
+#: Parts of pydantic's messages that describe a program's type, not a file.
 WORDS = re.compile(r"^(?:Input|List|Tuple|String) (?=should)|(?<=dictionary) or instance of \w+| after validation")
 
 
 def check(rules: type[Checked], values: Any, where: str = "") -> Checked:
-    """The values with all defaults. ValueError naming the first key that is unknown or missing, or does not fit."""
+    """Return the values with all defaults. ValueError naming the first key that is unknown, missing or invalid."""
     try:
         return rules.model_validate(values)
     except ValidationError as error:
@@ -163,11 +163,11 @@ def check(rules: type[Checked], values: Any, where: str = "") -> Checked:
 
 
 def check_size(config: Any) -> None:
-    """ValueError where a tower would be too large: too many patches or, counted roughly, too many parameters."""
+    """Raise ValueError for a tower with too many patches or (counted roughly) parameters."""
     vision, text = config.vision_cfg, config.text_cfg
     patches = math.prod(image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if patches > MAX_TOKENS:
-        raise ValueError(f"vision_cfg has {patches:,} patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
+        raise ValueError(f"vision_cfg has {patches:,} patches, but the limit is {MAX_TOKENS:,}: enlarge patch_size")
     rows = {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
     for block in ("vision_cfg", "text_cfg", "multimodal_cfg"):  # the last: of OpenCLIP's captioning models
         tower = getattr(config, block, None)
@@ -176,16 +176,16 @@ def check_size(config: Any) -> None:
         squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
         count = tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim)
         if count > MAX_PARAMETERS:
-            most = f"at most {MAX_PARAMETERS:.0e} are built: lower width, layers, mlp_ratio, patch_size or vocab_size"
-            raise ValueError(f"{block} is a tower of {count:.1e} parameters, {most}")
+            remedy = "lower width, layers, mlp_ratio, patch_size or vocab_size"
+            raise ValueError(f"{block} has {count:.1e} parameters, but the limit is {MAX_PARAMETERS:.0e}: {remedy}")
 
 
-# --- whole configurations of ours -------------------------------------------------------------------------------------
-METHOD = "prolip"  # the method of a model whose configuration names none: published, or saved before there were several
-#: What OpenCLIP's configurations may hold that our own towers do not read.
+# --- ProLIP's configurations ------------------------------------------------------------------------------------------
+METHOD = "prolip"  # method of a configuration without one: published, or saved before there were several methods
+#: Keys of OpenCLIP's configurations that towers with [UNC] do not read.
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type", "scaled_cosine_attn", "tokenizer_mode")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
-#: Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
+#: Defaults of the released code that differ from OpenCLIP's; no shape determines the number of heads.
 RELEASED_TEXT = {"context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12}
 RELEASED_TEXT |= {"proj_bias": True, "embed_unc": True}
 
@@ -195,14 +195,14 @@ class ProLIPCfg(Rules):
 
     model_config = ConfigDict(frozen=True)
 
-    #: released: as the published weights were trained; reader: OpenCLIP's towers with readers (`prolip.models.readers`)
+    #: released: that of the published weights; reader: OpenCLIP's towers with readers (`prolip.models.readers`)
     forward: Literal["paper", "released", "reader"] = "paper"
     init_unc_bias: Exponent = -10.0  # of log sigma^2
     init_unc_gain: Annotated[float, Field(ge=0, le=100)] = 0.1  # initial spread over inputs and dimensions
-    conv_stem: bool = False  # convolutions in place of the patch projection, for small images and little data
-    mask_padding: bool = False  # hide padding from attention, which the paper does not
+    conv_stem: bool = False  # convolutions instead of the patch projection, for small images and little data
+    mask_padding: bool = False  # mask padding in attention; the paper does not
     pad_token_id: Token = 0
-    mask_token_id: Token | None = None  # for masked texts, none where the vocabulary has no such token
+    mask_token_id: Token | None = None  # for masked texts; None without such a token in the vocabulary
     special_token_ids: Annotated[tuple[Token, ...], Field(max_length=1000, strict=False)] = ()  # never masked
 
 
@@ -210,14 +210,14 @@ MethodRules = rules_of("MethodRules", name=(str, METHOD), config=(dict[str, Any]
 
 
 class ProLIPRules(TwoTowers):
-    """A whole configuration of ours; custom_text, OpenCLIP's switch between two classes, is always on."""
+    """A whole configuration of ProLIP. custom_text, OpenCLIP's switch between two classes, is always on."""
 
     prolip_cfg: ProLIPCfg
     method_cfg: MethodRules | None = None  # type: ignore[valid-type]
 
 
 class ReaderRules(ProLIPRules, OpenCLIPRules, extra="forbid"):
-    """A configuration of OpenCLIP's with our blocks."""
+    """OpenCLIP's configuration with ProLIP's blocks."""
 
 
 class ReleasedRules(Rules, extra="ignore"):
@@ -228,26 +228,26 @@ class ReleasedRules(Rules, extra="ignore"):
 
 
 def is_released(config: Mapping[str, Any]) -> bool:
-    """Whether this is the configuration of a published ProLIP checkpoint: `embed_unc` inside the towers' blocks."""
+    """Return True for the configuration of a published ProLIP checkpoint: `embed_unc` inside the towers' blocks."""
     blocks = [config.get(block) for block in ("vision_cfg", "text_cfg")]
     return "prolip_cfg" not in config and any(isinstance(block, Mapping) and "embed_unc" in block for block in blocks)
 
 
 def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
+    """Convert a published checkpoint's configuration to our layout, with the forward pass of its weights.
 
-    They were trained with SigLIP's vocabulary, pad = end = 1 and [MASK] = 32000 (absent from smaller ones), and its
-    cleaning; their configuration names neither. [CLS] is pooled, whatever it says.
+    The weights use SigLIP's vocabulary, pad = end = 1 and [MASK] = 32000 (absent from smaller ones), and its cleaning;
+    their configuration names neither. Pooling is always [CLS].
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
-    for key in ("output_dict", "cast_dtype"):  # of the class that was published, not of the model
+    for key in ("output_dict", "cast_dtype"):  # settings of the published class, not of the model
         out.pop(key, None)
     biases = set()
     for block, rules, defaults in (("vision_cfg", VisionRules, {}), ("text_cfg", TextRules, RELEASED_TEXT)):
         biases.add(check(ReleasedRules, out.get(block), block).init_unc_bias)
         out[block] = {key: value for key, value in {**defaults, **out[block]}.items() if key != "init_unc_bias"}
         if not out[block].pop("embed_unc", False):
-            raise ValueError(f"{block}.embed_unc is not set: both towers of a ProLIP checkpoint have it")
+            raise ValueError(f"{block}.embed_unc is not set: set it, both towers of a ProLIP checkpoint have it")
         check(rules, out[block], block)
     if len(biases) > 1:
         raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): edit config.json")
@@ -261,7 +261,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with all our defaults filled in, JSON-able; ValueError naming the key that does not fit."""
+    """Return the configuration with all defaults, as JSON types; ValueError naming an invalid key."""
     if not isinstance(config, Mapping):
         raise ValueError(f"the model configuration is {shown(config)}: give name -> value")
     check_tree(config)
@@ -272,10 +272,10 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
         dim, text = check(OpenCLIPRules, without_nones(out)).embed_dim, out["text_cfg"]
         if name := text.get("hf_model_name"):
             text["vocab_size"] = transformers_config(name)["vocab_size"]
-        # its configuration does not name the padding
+        # OpenCLIP's configuration does not name the padding
         names = str(text.get("hf_tokenizer_name") or "").lower()
         pad = any(part in names for part in ("siglip", "xlm", "roberta", "nllb")) and "siglip2" not in names
-        # variances cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b), with the greatest scale a = 100
+        # variances cost at most 0.1 nat of a logit, a (tr_i + tr_t) / 2 = a D exp(b), at the largest scale a = 100
         start = -math.log(1000 * dim) - 0.1
         own = {"forward": "reader", "init_unc_bias": start, "pad_token_id": int(pad)}
         out |= {"custom_text": True, "prolip_cfg": own}
@@ -295,67 +295,67 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_reader(config: Mapping[str, Any]) -> bool:
-    """Whether this is a configuration of OpenCLIP's towers with readers."""
+    """Return True for a configuration of OpenCLIP's towers with readers."""
     own = config.get("prolip_cfg")
     return isinstance(own, Mapping) and own.get("forward") == "reader"
 
 
 def transformers_config(name: str) -> dict[str, Any]:
-    """What transformers would be told of a text tower by the hub; ValueError for one that is not bundled."""
+    """Read the bundled configuration of a transformers text tower; ValueError for others."""
     path = TRANSFORMERS / name.rpartition("/")[2] / "config.json"
     if not path.is_file():
         known = ", ".join(sorted(place.name for place in TRANSFORMERS.iterdir()))
-        raise ValueError(f"text_cfg.hf_model_name is {shown(name)}: text towers of transformers are {known}")
+        raise ValueError(f"text_cfg.hf_model_name is {shown(name)}: use one of {known}")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without the null keys of its blocks, which those of other libraries' towers have."""
+    """Return the configuration without null keys in its blocks, which configurations of other libraries have."""
     blocks = {block: values for block, values in config.items() if isinstance(values, Mapping)}
     return {**config, **{block: {k: v for k, v in values.items() if v is not None} for block, values in blocks.items()}}
 
 
 def check_openclip(config: Mapping[str, Any]) -> None:
-    """ValueError for values of OpenCLIP's configuration that do not fit, and towers that are too large."""
+    """Raise ValueError for invalid values of OpenCLIP's configuration, and for too large towers."""
     check_size(check(OpenCLIPRules, without_nones(config)))
 
 
 def check_towers(checked: Any, reads: bool) -> None:
-    """Refuse what our own towers do not have, or only they; widths that cannot be built; ids with two meanings."""
+    """Raise ValueError for keys of the wrong kind of tower, impossible widths, and ids with two meanings."""
     for key in ("conv_stem", "mask_padding") if reads else ():
         if getattr(checked.prolip_cfg, key):
-            raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
+            raise ValueError(f"prolip_cfg.{key} needs ProLIP's own towers: remove it, or set forward to paper")
     sides = ("vision_cfg", "timm_model_name", "head_width"), ("text_cfg", "hf_model_name", "heads")
     for block, foreign, divisor in sides:
         tower = getattr(checked, block)
         for key, field in () if reads else type(tower).model_fields.items():
             if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
-                raise ValueError(f"{block}.{key}: towers with [UNC] do not have it; give width, layers, heads")
+                raise ValueError(f"{block}.{key} is not supported by towers with [UNC]: give width, layers, heads")
         if isinstance(tower.layers, list) and not reads:
-            raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: give a transformer's number")
+            raise ValueError(f"{block}.layers is {shown(tower.layers)}, for a ResNet: give the number of a transformer")
         if getattr(tower, foreign) is not None or isinstance(tower.layers, list):
             continue
         if tower.width % (parts := getattr(tower, divisor)):
-            raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
+            raise ValueError(f"{block}.width {tower.width} is not a multiple of {divisor} {parts}: change one")
         if tower.width * tower.mlp_ratio < 1:
-            raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
+            raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} gives no hidden unit: enlarge it")
     if reads:
         return
     own, text, vision = checked.prolip_cfg, checked.text_cfg, checked.vision_cfg
     rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):
-        raise ValueError("vision_cfg.pos_embed_type 'sin_cos_2d' needs a square of patches and a width of 4 n")
+        raise ValueError("vision_cfg.pos_embed_type 'sin_cos_2d' needs a square grid and a width divisible by 4")
     others = (own.pad_token_id, *own.special_token_ids)
     if own.mask_token_id in others:
-        raise ValueError(f"prolip_cfg.mask_token_id {own.mask_token_id} is padding or special as well: give another")
+        raise ValueError(f"prolip_cfg.mask_token_id {own.mask_token_id} is also padding or special: give another")
     if (most := max(*others, own.mask_token_id or 0)) >= text.vocab_size:
         raise ValueError(f"prolip_cfg has token id {most}, but text_cfg.vocab_size is {text.vocab_size}: enlarge it")
     if "pad_id" in text.model_fields_set and text.pad_id != own.pad_token_id:
-        raise ValueError(f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {own.pad_token_id}: drop one")
+        raise ValueError(f"text_cfg.pad_id is {text.pad_id}, but prolip_cfg.pad_token_id {own.pad_token_id}: drop one")
 
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """The configuration with keys of its top level or of `prolip_cfg` replaced, by name."""
+    """Return the configuration with keys of its top level or of `prolip_cfg` replaced."""
     out: dict[str, Any] = copy.deepcopy(dict(config))
     for key, value in changes.items():
         if key in ProLIPCfg.model_fields:
@@ -364,7 +364,7 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
             trained = out[key]["name"] if both and key == "method_cfg" and out[key].get("config") else None
             if trained and value.get("name", trained) != trained:
-                raise ValueError(f"the model has parts of the method {trained!r} alone: give --method {trained}")
+                raise ValueError(f"the model has the parts of method {trained!r} only: give --method {trained}")
             out[key] = {**out[key], **value} if both else value
         else:
             known = (*ProLIPRules.model_fields, *ProLIPCfg.model_fields)

@@ -1,4 +1,4 @@
-"""ProLIP: an image and a text tower that map their inputs to Gaussians of one space; the logit's scale and bias."""
+"""The ProLIP model: image and text towers that embed inputs as Gaussians in one space; the logit's scale and bias."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
 from prolip.models.heads import LogVarianceHead
-from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts
+from prolip.models.inputs import TOKENISE, check_images, check_indices, check_keep, check_pixels, check_texts
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 from prolip.uncertainty.readings import ambiguity_of
 
-# What OpenCLIP's towers take; the keys of its configurations have the same names.
+# Parameters of OpenCLIP's towers, which are also keys of its configurations.
 VISION_KEYS, TEXT_KEYS = signature(VisionTransformer).parameters.keys(), signature(TextTransformer).parameters.keys()
 
 
 class ProLIPOutput(NamedTuple):
-    """Both Gaussians (None for what was not given) and the logit's scale a and bias b as they enter it, scalars."""
+    """Both Gaussians (None without an input), and the scalars a and b of the logit a s + b."""
 
     image: Gaussian | None
     text: Gaussian | None
@@ -35,7 +35,7 @@ class ProLIPOutput(NamedTuple):
 
 
 def build_towers(config: Mapping[str, Any], low_precision: bool) -> tuple[Any, Any]:
-    """Both towers of a complete configuration; `low_precision`: norms compute in float32 whatever their input."""
+    """Build both towers of a complete configuration. low_precision: norms compute in float32 for any input."""
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
     shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
@@ -51,9 +51,9 @@ def build_towers(config: Mapping[str, Any], low_precision: bool) -> tuple[Any, A
 
 
 class ProLIP(nn.Module):
-    """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/models/configs`.
+    """The model of ProLIP, section 3. config: OpenCLIP's layout with `prolip_cfg`, see `prolip/models/configs`.
 
-    `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds it again.
+    `logit_scale` is log a, as in OpenCLIP; `logit_bias` is b. `ProLIP(model.config)` builds the model again.
     """
 
     pixel_mean: Tensor
@@ -62,7 +62,7 @@ class ProLIP(nn.Module):
     def __init__(self, config: Mapping[str, Any], low_precision: bool = False):
         super().__init__()
         self.config: dict[str, Any] = complete(config)
-        self.output_dict = False  # a part of fingerprints
+        self.output_dict = False  # part of fingerprints
         self.visual: Any
         self.text: Any
         if self.config["prolip_cfg"]["forward"] == "reader":
@@ -84,11 +84,11 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._checked: set[str] = set()
         self._extension: Callable[[ProLIP], Any] | None = None
-        self.added_names: frozenset[str] = frozenset()  # in the state dict, of the parts that `extend` added
-        self.own_starts: frozenset[str] = frozenset()  # and of those that it gave another start
+        self.added_names: frozenset[str] = frozenset()  # names in the state dict added by `extend`
+        self.own_starts: frozenset[str] = frozenset()  # names that `extend` initialises
 
     def extend(self, add: Callable[[ProLIP], Any]) -> None:
-        """Let a method add modules, once. add: returns the names of parameters with a start of its own, or None."""
+        """Add a method's modules, once. add: returns the names of parameters that it initialises itself, or None."""
         before = self.state_dict()
         own = add(self) or ()
         after = self.state_dict()
@@ -96,7 +96,7 @@ class ProLIP(nn.Module):
         self.own_starts = frozenset([*own, *(name for name in before if before[name].shape != after[name].shape)])
 
     def widen(self, dim: int | None) -> None:
-        """Give Gaussians `dim` dimensions, for methods with heads for the means; None: as many as the towers'."""
+        """Set the Gaussians' dimensions, for methods with heads for the means; None: the towers' dimensions."""
         if dim in (None, self.embed_dim):
             return
         self.embed_dim = dim
@@ -105,25 +105,25 @@ class ProLIP(nn.Module):
             tower.set_submodule(tower.unc_head_name, LogVarianceHead(old.in_features, dim, old.init_bias, old.gain))
 
     def inherit(self) -> None:
-        """Let the heads of a method begin with the towers' weights, where a head says how."""
+        """Initialise a method's heads from the towers' weights, if a head supports it."""
         for tower in (self.visual, self.text):
             if hasattr(tower.head, "inherit"):
                 tower.head.inherit(tower)
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        """Set the normalisation of uint8 images; `create_model_and_transforms`' transforms do it on the CPU instead."""
+        """Set the normalisation of uint8 images; `create_model_and_transforms`' transforms normalise on the CPU."""
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             channels = torch.tensor(values, dtype=torch.float32, device=self.logit_scale.device)
             self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
 
     def ambiguity(self, image: Tensor) -> Tensor:
-        """Nats of ambiguity of images (B,), of a model with fitted variances."""
+        """Return the ambiguity of images in nats (B,); the model needs fitted variances."""
         return ambiguity_of(self, image)
 
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
-        """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
+        """Embed images (B, 3, H, W), normalised floats or raw uint8, as a Gaussian (B, D) with unit means, float32.
 
-        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing.
+        keep: (B, K) int64, indices of the patches to keep per image; the others are not computed.
         """
         check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
         if image.dtype == torch.uint8:
@@ -133,18 +133,18 @@ class ProLIP(nn.Module):
         if keep is not None:
             check_keep(keep, image.shape[0])
             if self._checks("keep"):
-                check_indices("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
+                check_indices("keep", keep, self.num_patches, "Number the patches row by row, as keep_patches does")
         return self.visual(image, keep=keep, normalize=normalize)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
+        """Embed token ids (B, L <= context) as a Gaussian (B, D) with unit means, float32."""
         check_texts(text, self.context_length, self.pixel_mean.device)
         if self._checks("text"):
-            check_indices("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
+            check_indices("token ids", text, self.vocab_size, TOKENISE)
         return self.text(text, normalize=normalize)
 
     def _checks(self, kind: str) -> bool:
-        """Whether to check an input's values: none in a graph in the making, else always, in training once a kind."""
+        """Return True to check an input's values: never during tracing, once per kind in training, otherwise always."""
         making = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if making or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return False
@@ -155,30 +155,30 @@ class ProLIP(nn.Module):
         return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
-        """Both Gaussians with the logit's scale and bias, a `ProLIPOutput`."""
+        """Return both Gaussians with the logit's scale and bias, a `ProLIPOutput`."""
         z = None if image is None else self.encode_image(image, keep)
         w = None if text is None else self.encode_text(text)
         return ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """[UNC] tokens and log-variance heads of both towers."""
+        """Return the [UNC] tokens and log-variance heads of both towers."""
         return [*self.visual.uncertainty_parameters(), *self.text.uncertainty_parameters()]
 
     @property
     def image_size(self) -> int | tuple[int, int]:
-        """Height and width of its images, in pixels."""
+        """Height and width of images, in pixels."""
         return self.visual.image_size
 
     def towers(self) -> dict[str, Any]:
-        """Its encoders by their input, each with its transformer's `blocks`, first to last."""
+        """Return modality -> tower, each with its transformer's `blocks`, first to last."""
         return {"image": self.visual, "text": self.text}
 
     def logit_parameters(self) -> set[str]:
-        """Full names of scale and bias."""
+        """Return the full names of scale and bias."""
         return {"logit_scale", "logit_bias"}
 
     def backbones(self) -> dict[str, set[str]]:
-        """Tower -> full names of a pre-trained encoder's parameters: all but [UNC], its head, and a method's parts."""
+        """Return tower -> full names of the backbone's parameters: all except [UNC], its head, and a method's parts."""
         new = {id(parameter) for parameter in self.uncertainty_parameters()}
         found: dict[str, set[str]] = {}
         for kind, tower in self.towers().items():
@@ -187,18 +187,18 @@ class ProLIP(nn.Module):
         return found
 
     def depths(self) -> dict[str, int]:
-        """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
+        """Return full name of a parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
         towers = (("visual", self.visual), ("text", self.text))
         return {f"{side}.{name}": depth for side, tower in towers for name, depth in tower.depths().items()}
 
     def no_weight_decay(self) -> set[str]:
-        """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
+        """Return the full names of parameters without weight decay: positions, special tokens, scale and bias."""
         towers = (("visual", self.visual), ("text", self.text))
         names = {f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()}
         return names | self.logit_parameters()
 
     def twin(self) -> ProLIP:
-        """A model of the same configuration and preprocessing, on the default device, with initial weights."""
+        """Build a model of the same configuration and preprocessing, on the default device, with initial weights."""
         other = ProLIP(self.config)
         if self._extension is not None:
             other.extend(self._extension)
@@ -214,16 +214,16 @@ class ProLIP(nn.Module):
             tower.set_grad_checkpointing(enable)
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """As OpenCLIP's."""
+        """Freeze the image tower, as OpenCLIP."""
         self.visual.lock(unlocked_groups, freeze_bn_stats)
 
     def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """As OpenCLIP's."""
+        """Freeze the text tower, as OpenCLIP."""
         self.text.lock(unlocked_layers, freeze_layer_norm)
 
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
-    """Store the blocks' weights in `dtype`, but norms, and token and position embeddings unless `pure`."""
+    """Store the blocks' weights in `dtype`, except norms and (unless `pure`) token and position embeddings."""
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
     depths = model.depths()
     for name, parameter in model.named_parameters():

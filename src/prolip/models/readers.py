@@ -1,7 +1,7 @@
-"""OpenCLIP's towers as they are, each with a reader beside it that predicts the variance of the tower's embedding.
+"""OpenCLIP's unchanged towers, each with a reader that predicts the variance of the tower's embedding.
 
-A tower's own forward pass gives the mean. The reader attends to the tokens that enter the tower's last block: of those
-that leave it, only the pooled one is trained. Only public calls of OpenCLIP, timm and transformers are used.
+A tower's own forward pass gives the mean. The reader attends to the input tokens of the tower's last block, because
+training uses only the pooled one of its output tokens. All calls of OpenCLIP, timm and transformers are public.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_nor
 from prolip.models.inputs import check_images, check_keep, check_texts
 from prolip.uncertainty.token_stats import blocks_of, first_tokens
 
-INNER, HEAD = 512, 64  # greatest inner width of a reader, width of its heads
-SQUARES = (32, 16, 14)  # sides of the squares that masked views blank: the first that divides the image
+INNER, HEAD = 512, 64  # largest inner width of a reader, width of its heads
+SQUARES = (32, 16, 14)  # sides of the squares that masked views blank: the first one that divides the image
 #: Names of parameters before the blocks.
 STEM = re.compile(
     r"(^|\.)(conv[123]|bn[123]|class_embedding|positional_embedding|ln_pre|token_embedding|cls_emb|embeddings"
     r"|embed_tokens|embed_positions|layernorm_embedding|shared)(\.|$)"
 )
-OURS = ("prolip_cfg", "method_cfg", "custom_text")  # Keys of our configuration that OpenCLIP's classes do not take
-#: Words of timm's names that say how large a model is.
+OURS = ("prolip_cfg", "method_cfg", "custom_text")  # keys of our configuration that OpenCLIP's classes do not accept
+#: Words in timm's names that denote the size of a model.
 SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
 
 def square_of(image_size: int | Sequence[int]) -> int:
-    """Side of the squares that masked views blank; 1 where none of SQUARES divides the image."""
+    """Return the side of the squares that masked views blank; 1 if none of SQUARES divides the image."""
     return next((side for side in SQUARES if not any(length % side for length in to_2tuple(image_size))), 1)
 
 
 def kinds_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Kinds of the image and the text tower of a complete configuration, for tables and messages."""
+    """Return the kinds of the image and text tower of a complete configuration, for tables and messages."""
     vision, text = config["vision_cfg"], config["text_cfg"]
     if config["prolip_cfg"]["forward"] != "reader":
         return "ViT with [UNC]", "bidirectional with [UNC]"
@@ -67,7 +67,7 @@ def kinds_of(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
-    """OpenCLIP's model of a complete configuration, with random weights; nothing is fetched."""
+    """Build OpenCLIP's model of a complete configuration, with random weights and without downloads."""
     own = copy.deepcopy({key: value for key, value in config.items() if key not in OURS})
     own["vision_cfg"]["timm_model_pretrained"] = own["text_cfg"]["hf_model_pretrained"] = False
     if name := own["text_cfg"].get("hf_model_name"):
@@ -83,10 +83,10 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
 
 
 class Reader(nn.Module):
-    """log sigma^2 of an embedding m from a tower's tokens x, by one block of cross-attention whose query is [UNC].
+    """Predictor of log sigma^2 of an embedding m from a tower's tokens x: one block of cross-attention, query [UNC].
 
     u = unc + W_o attention(W_q LN(unc); W_kv LN(x), W_m m);  u <- u + MLP(LN(u));  log sigma^2 = W LN(u) + b.
-    The embedding is one more key and value: the tower may have pooled it from tokens that are not in x.
+    The embedding is an additional key and value, because the tower may have pooled it from tokens that are not in x.
     """
 
     def __init__(self, width: int, dim: int, init_bias: float, gain: float):
@@ -103,10 +103,10 @@ class Reader(nn.Module):
         self.norm, self.log_var = nn.LayerNorm(inner), LogVarianceHead(inner, dim, init_bias, gain)
 
     def forward(self, tokens: Tensor, mean: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Tokens (B, K, W), means (B, D), which tokens count (B, K), None for all -> (B, D), float32.
+        """Return log sigma^2 (B, D), float32, of tokens (B, K, W), means (B, D) and a mask of tokens (B, K) or None.
 
         All samples have one query q, so q . (W_k x + b_k) = (q W_k) . x + q . b_k, and W_v is applied to the weighted
-        sum of tokens: W x heads products a token, not 2 W x width.
+        sum of tokens: W x heads products per token instead of 2 W x width.
         """
         x = self.norm_kv(tokens)
         weights, biases = (part.unflatten(0, (2, self.heads, -1)) for part in (self.kv.weight, self.kv.bias))
@@ -126,7 +126,7 @@ class Reader(nn.Module):
 
 
 class ReaderTower(nn.Module):
-    """A tower of OpenCLIP's with its `reader` and a method's own `head` or None; the interface of `Probabilistic`."""
+    """A tower of OpenCLIP with its `reader` and a method's `head` or None; has the interface of `Probabilistic`."""
 
     unc_name, unc_head_name = "reader", "reader.log_var"
     has_reader = True
@@ -149,14 +149,14 @@ class ReaderTower(nn.Module):
         return blocks_of(self.tower)
 
     def gaussian(self, features: Tensor, tokens: Tokens, normalize: bool, ids: Tensor | None = None) -> Gaussian:
-        """N(L2norm(features), reader(tokens)), then a method's head."""
+        """Return N(L2norm(features), reader(tokens)), after a method's head if there is one."""
         features = features.float()
         unit = F.normalize(features, dim=-1)
         z = Gaussian(unit if normalize else features, self.reader(tokens.before, unit, tokens.valid))
         return z if self.head is None else self.head(tokens, z, ids)
 
     def depths(self) -> dict[str, int]:
-        """Parameter -> layers from it to the tower's end: heads and reader 0, block i of n n - i, stem n + 1."""
+        """Return parameter -> layers from it to the tower's end: heads and reader 0, block i of n n - i, stem n + 1."""
         found = dict.fromkeys((name for name, _ in self.named_parameters()), 0)
         return found | {f"tower.{name}": depth for name, depth in tower_depths(self.tower).items()}
 
@@ -164,14 +164,14 @@ class ReaderTower(nn.Module):
         return list(self.reader.parameters())
 
     def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP and timm keep from weight decay, and [UNC]."""
+        """Return the names without weight decay: those of OpenCLIP and timm, and [UNC]."""
         inner = getattr(self.tower, "trunk", self.tower)
         names = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
         place = "tower" if inner is self.tower else "tower.trunk"
         return {f"{place}.{name}" for name in names} | {"reader.unc"}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute activations again in the backward pass, of a ResNet too, which OpenCLIP leaves out."""
+        """Recompute activations in the backward pass, also of a ResNet, which OpenCLIP does not support."""
         if not isinstance(self.tower, (ModifiedResNet, HFTextEncoder)):
             self.tower.set_grad_checkpointing(enable)
             return
@@ -182,19 +182,19 @@ class ReaderTower(nn.Module):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     def lock(self, unlocked: int = 0, *_: bool) -> None:
-        """Freeze the tower, running statistics too, but for its last `unlocked` layers (1: what follows the blocks)."""
+        """Freeze the tower and its running statistics, except the last `unlocked` layers (1: after the blocks)."""
         depths = tower_depths(self.tower)
         for name, parameter in self.tower.named_parameters():
             parameter.requires_grad = depths[name] < unlocked
         self.train(self.training)
 
     def keep_statistics(self) -> None:
-        """Let BatchNorm use its running statistics, unchanged, in training as well."""
+        """Make BatchNorm use its running statistics, unchanged, also in training."""
         self.keeps_statistics = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> ReaderTower:
-        """As `nn.Module.train`, but frozen parts and kept statistics run as in evaluation."""
+        """Set the mode as `nn.Module.train`, but keep frozen parts and statistics in evaluation mode."""
         super().train(mode)
         for part in self.tower.modules():
             learns = [parameter.requires_grad for parameter in part.parameters()]
@@ -204,7 +204,7 @@ class ReaderTower(nn.Module):
 
 
 class ReaderImageTower(ReaderTower):
-    """An image tower of OpenCLIP's: (B, 3, H, W) -> Gaussian (B, D)."""
+    """An image tower of OpenCLIP: (B, 3, H, W) -> Gaussian (B, D)."""
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int, int]):
         super().__init__(tower, sizes[1], dim, own)
@@ -226,7 +226,7 @@ class ReaderImageTower(ReaderTower):
         return math.prod(self.grid_size)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
-        """Images -> Gaussian (B, D), the mean as OpenCLIP's. keep: squares to see, (B, K); the others are blank."""
+        """Embed images as a Gaussian (B, D) with OpenCLIP's mean. keep: visible squares, (B, K); others are blank."""
         check_images(x, self.image_size, self.device)
         if keep is not None:
             check_keep(keep, x.shape[0])
@@ -235,7 +235,7 @@ class ReaderImageTower(ReaderTower):
 
 
 class ReaderTextTower(ReaderTower):
-    """A text tower of OpenCLIP's: token ids (B, L) -> Gaussian (B, D)."""
+    """A text tower of OpenCLIP: token ids (B, L) -> Gaussian (B, D)."""
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
         foreign = isinstance(tower, HFTextEncoder)
@@ -243,15 +243,15 @@ class ReaderTextTower(ReaderTower):
         super().__init__(tower, getattr(tower.config, key) if foreign else tower.width, dim, own)
         self.first_width = self.width
         most, embeddings = context_length, getattr(tower.transformer, "embeddings", None)
-        if embeddings is not None:  # RoBERTa's and XLM-R's have learnt positions
+        if embeddings is not None:  # RoBERTa and XLM-R have learnt positions
             most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
         if context_length > most:
-            found = f"text_cfg.context_length is {context_length}, and the text tower has {most} positions"
+            found = f"text_cfg.context_length is {context_length}, but the text tower has {most} positions"
             raise ValueError(f"{found}: give at most {most} (--force-context-length)")
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Ids -> Gaussian (B, D), the mean as OpenCLIP's of the ids, padded to the context for its own towers."""
+        """Embed ids as a Gaussian (B, D) with OpenCLIP's mean; pads ids to the context for OpenCLIP's own towers."""
         check_texts(text, self.context_length, self.device)
         if not isinstance(self.tower, HFTextEncoder):
             text = F.pad(text, (0, self.context_length - text.shape[1]), value=self.pad_id)
@@ -259,7 +259,7 @@ class ReaderTextTower(ReaderTower):
 
 
 def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTextTower, dict[str, nn.Module]]:
-    """Both towers of a complete configuration, and CoCa's decoder, frozen, where the model has one."""
+    """Build both towers of a complete configuration, and CoCa's decoder (frozen) if the model has one."""
     model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
     tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
     with torch.device("meta"), torch.no_grad():  # the sizes of the image reader's tokens
@@ -274,7 +274,7 @@ def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTe
 
 
 def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
-    """Embedding (B, D) and tokens of images, in one pass; a single block's input is not given."""
+    """Return embedding (B, D) and tokens of images, in one pass; without the input of a single block."""
     found = tower.forward_intermediates(x, indices=min(2, len(blocks_of(tower))), output_fmt="NCHW")
     levels = found["image_intermediates"]
     for level in levels if x.shape[0] == 1 and x.device.type == "cpu" else ():
@@ -282,12 +282,12 @@ def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
             level.register_hook(torch.Tensor.contiguous)
     tokens = [level.flatten(2).mT for level in levels]
     before, last = tokens[0], tokens[-1]
-    # the last stage of a pyramid takes a larger grid of another width
+    # the input of a pyramid's last stage is a larger grid of another width
     return found["image_features"], Tokens(last, before=before if before.shape == last.shape else last)
 
 
 def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
-    """Embedding (B, D) and tokens of texts, in one pass."""
+    """Return embedding (B, D) and tokens of texts, in one pass."""
     if isinstance(tower, HFTextEncoder):
         mask = (ids != tower.config.pad_token_id).long()
         found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
@@ -299,7 +299,7 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
 
 
 def tower_depths(tower: Any) -> dict[str, int]:
-    """Name of a parameter of OpenCLIP's tower -> layers from it to the tower's end, see `ReaderTower.depths`."""
+    """Return name of a parameter of OpenCLIP's tower -> layers from it to the tower's end, see `ReaderTower.depths`."""
     if isinstance(tower, TimmModel):
         return timm_depths(tower)
     blocks = blocks_of(tower)
@@ -312,12 +312,12 @@ def tower_depths(tower: Any) -> dict[str, int]:
 
 
 def timm_depths(tower: TimmModel) -> dict[str, int]:
-    """Name of a parameter of timm's model, in the layers that timm groups it in -> as `tower_depths`."""
+    """Return name of a parameter of timm's model -> depth as in `tower_depths`, by timm's groups of layers."""
     from timm.models import group_parameters
 
     groups = group_parameters(tower.trunk, tower.trunk.group_matcher())
     depth = {f"trunk.{name}": max(groups) - group for group, names in groups.items() for name in names}
     block = {id(parameter) for parameter in blocks_of(tower)[-1].parameters()}
     names = {id(parameter): name for name, parameter in tower.named_parameters()}
-    behind = min(depth[names[parameter]] for parameter in block) == 0  # OpenCLIP adds a projection
-    return {name: depth[name] + behind if name in depth else 0 for name in names.values()}
+    after = min(depth[names[parameter]] for parameter in block) == 0  # OpenCLIP adds a projection
+    return {name: depth[name] + after if name in depth else 0 for name in names.values()}

@@ -1,4 +1,4 @@
-"""Models by name: bundled configurations, those of folders and of the hub, and where their weights lie."""
+"""Models by name: configurations (bundled, of folders, of the hub) and places of their weights."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
-# of published models, which have a transformers model beside them with the plain names
+# for published models, whose folders also hold a transformers model under the plain names
 OPENCLIP_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
 PROBE_SECONDS = 5.0
 
 
 class HubFileNotFoundError(FileNotFoundError):
-    """A file is neither in the local cache nor on the hub; the message says why, not what to do."""
+    """A file neither in the local cache nor on the hub; the message gives the reason, not the remedy."""
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def own_models() -> dict[str, dict[str, Any]]:
-    """Our own architectures by name."""
+    """Return ProLIP's own architectures by name."""
     files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` and `get_tokenizer` know without a schema: ours, then OpenCLIP's."""
+    """List the names of `create_model` and `get_tokenizer` without a schema: ProLIP's, then OpenCLIP's."""
     return [*own_models(), *open_clip.list_models()]
 
 
 def why_unknown(name: str) -> str:
-    """The message for a name that is no model: what it looks like, or the nearest names."""
+    """Return the message for an unknown model name: what it looks like, or the nearest names."""
     near = did_you_mean(name, list_models())
-    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
-        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
-    wanted = "or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>"
-    return why_no_name(name) or f"unknown model {name!r}: {near} ({wanted})"
+    if not near.startswith("did"):  # OpenCLIP has too many to list
+        near = f"choose from {', '.join(own_models())}, or OpenCLIP's open_clip.list_models()"
+    others = "or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>"
+    return why_no_name(name) or f"unknown model {name!r}: {near} ({others})"
 
 
 def get_model_config(
     model_name: str, cache_dir: str | None = None, tag: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a model's name, as its weights of this `tag` need them."""
+    """Return (complete model configuration, preprocessing) of a model's name, for its weights of this `tag`."""
     if not isinstance(model_name, str) or not model_name:
-        wanted = "one of list_models(), local-dir:<folder> or hf-hub:<name>"
-        raise ValueError(f"model_name is {model_name!r}: give {wanted}")
+        remedy = "one of list_models(), local-dir:<folder> or hf-hub:<name>"
+        raise ValueError(f"model_name is {model_name!r}: give {remedy}")
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
         path = _find_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
@@ -84,19 +84,19 @@ def get_model_config(
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 def is_bare(model_name: str) -> bool:
-    """Whether a name means a local folder that holds a configuration alone."""
+    """Return True for the name of a local folder with only a configuration."""
     schema, name = parse_model_name(model_name)
     return schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
 
 
 def check_own_weights(model_name: str, pretrained: str | None) -> None:
-    """ValueError for a name that has its own weights, where others are given."""
+    """Raise ValueError if a name has its own weights and others are given."""
     if pretrained and parse_model_name(model_name)[0] and not is_bare(model_name):
-        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+        raise ValueError(f"{model_name} has its own weights, so pretrained={pretrained!r} would be ignored: remove one")
 
 
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
-    """The weights file of a name and `pretrained`, or none; a local folder may hold a configuration alone."""
+    """Return the weights file of a name and `pretrained`, or None; a local folder may hold only a configuration."""
     schema, name = parse_model_name(model_name)
     check_own_weights(model_name, pretrained)
     if schema and not pretrained:
@@ -105,7 +105,7 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         return None
     schema, name = parse_model_name(str(pretrained))
     if schema == "hf-hub":
-        with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
+        with suppress(FileNotFoundError):  # `check_forward` compares it with the model
             hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
         return _find_file(schema, name, OPENCLIP_FIRST, "weights", cache_dir)
@@ -117,9 +117,9 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         return find_in(path, OPENCLIP_FIRST, "weights")
     if not path.is_file():
         tagged = sorted(open_clip.list_pretrained_models_by_tag(str(pretrained)), key=lambda one: one[:3] != "ViT")
-        hint = f" (a tag of OpenCLIP's: give its architecture, such as --model {tagged[0]})" if tagged else ""
-        wanted = f"a weights file, a folder that holds one, or hf-hub:<org/name>{hint}"
-        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give {wanted}. {explain_missing(str(path))}")
+        hint = f" (for this tag of OpenCLIP give its architecture, such as --model {tagged[0]})" if tagged else ""
+        remedy = f"give a weights file, its folder, or hf-hub:<org/name>{hint}"
+        raise FileNotFoundError(f"--pretrained {pretrained!r} does not exist: {remedy}. {explain_missing(str(path))}")
     return path
 
 
@@ -133,34 +133,34 @@ def _find_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_
 
 
 def config_beside(weights: Path) -> dict[str, Any]:
-    """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
+    """Read the configuration of weights from the file next to them; empty if there is none."""
     for name in CONFIG_NAMES:
         path, theirs = weights.parent / name, dict[str, Any]()
         with suppress(OSError, ValueError):
             theirs, _ = read_config(path)
-        if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
+        if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not the config.json of another program
             try:
                 complete(theirs) if "prolip_cfg" in theirs or is_released(theirs) else check_openclip(theirs)
             except ValueError as error:
-                raise ValueError(f"{path}, beside the weights: {error}") from error
+                raise ValueError(f"{path}, next to the weights: {error}") from error
             return theirs
     return {}
 
 
 def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """ValueError for weights trained with another forward pass, although they may fit, unless the pass is `chosen`."""
+    """Raise ValueError for weights of another forward pass, even with matching shapes, unless the pass is `chosen`."""
     trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
     if is_released(theirs) or theirs.get("prolip_cfg"):
         trained["forward"] = "released" if is_released(theirs) else theirs["prolip_cfg"].get("forward", "paper")
     for key, value in trained.items():
         mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
         if mine != value and key not in chosen:
-            found = f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}"
+            found = f"{weights} was trained with {key}={value!r}, but the model has {key}={mine!r}"
             raise ValueError(f"{found}: give {key}={value!r}, or local-dir:{weights.parent} as the model")
 
 
 def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of patches of a configuration; None without one, or without patches as a ResNet's."""
+    """Return rows and columns of patches of a configuration; None without one, or without patches (ResNet)."""
     vision = theirs.get("vision_cfg", {})
     patch = vision.get("patch_size", CLIPVisionCfg.patch_size)
     if not (vision and patch):
@@ -170,37 +170,37 @@ def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
     return height // rows, width // columns
 
 
-# --- the hub: the cache first, and no minutes of retries without a network --------------------------------------------
+# --- the hub: the cache first, and no long retries without a network --------------------------------------------------
 def offline() -> bool:
-    """Whether the user asked for no network."""
+    """Return True if the user disabled the network."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def reachable() -> bool:
-    """Whether the hub answers one request (proxies of the environment are used); never raises."""
+    """Return True if the hub answers one request, through proxies of the environment; never raises."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
         urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=PROBE_SECONDS).close()
     except (OSError, ValueError) as error:
-        return getattr(error, "code", 500) < 500  # an answer, which says no
+        return getattr(error, "code", 500) < 500  # an answer, although an error
     return True
 
 
 def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The first of `names` that `repo` has, as a local path; the others are not downloaded."""
+    """Return a local path to the first of `names` in `repo`; does not download the others."""
     try:
         folder = hub_files(repo, *((name,) for name in names), cache_dir=cache_dir)
     except HubFileNotFoundError as error:
-        fetch = f"Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and use"
-        fetch += " local-dir:<folder>, or give its weights as --pretrained"
+        fetch = f"On a machine with a network, run `hf download {repo} --local-dir <folder>`, copy the folder here and"
+        fetch += " use local-dir:<folder>, or give its weights as --pretrained"
         raise HubFileNotFoundError(f"{error}. {fetch}") from error
     return next(folder / name for name in names if (folder / name).is_file())
 
 
 def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The local folder with the files that `repo` has of the first of these groups, from the cache or else the hub."""
-    from huggingface_hub import snapshot_download  # late: it takes a second
+    """Return a local folder with the files of the first group that `repo` has, from the cache or else the hub."""
+    from huggingface_hub import snapshot_download  # slow: takes a second
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
@@ -214,11 +214,11 @@ def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None)
                 options: dict[str, Any] = {"allow_patterns": list(names), "local_files_only": local}
                 found = Path(snapshot_download(repo, cache_dir=cache_dir, **options))
             except HFValidationError as error:
-                raise ValueError(f"{repo!r} is no name of the hub: want org/name ({error})") from error
+                raise ValueError(f"{repo!r} is not a name of the hub: expected org/name ({error})") from error
             except (HfHubHTTPError, OSError) as error:
                 reason = reason if local else str(error).splitlines()[0]
                 continue
             if any((found / name).is_file() for name in names):
                 return found
-    wanted = " or ".join(name for names in groups for name in names)
-    raise HubFileNotFoundError(f"no {wanted} of {repo} in the local cache, and {reason}")
+    missing = " or ".join(name for names in groups for name in names)
+    raise HubFileNotFoundError(f"no {missing} of {repo} in the local cache, and {reason}")

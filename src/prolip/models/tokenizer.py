@@ -1,4 +1,4 @@
-"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file."""
+"""Tokenizers, texts -> token ids (N, context) int64, by a model's name, a local folder or a local file."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from prolip.utils.documents import shown
 from prolip.utils.links import check_links
 
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
-#: Letters per token that are read, as many as the longest piece of the bundled encoding; and least letters of a text.
+#: Characters read per token (length of the longest piece of the bundled encoding), and minimum characters of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
-#: Options of the bundled encoding; `bpe_path` in Python alone, as no configuration should name a file.
+#: Options of the bundled encoding; `bpe_path` only in Python, because a configuration must not name a file.
 BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
 
 
 class TokenizerNotFoundError(FileNotFoundError):
-    """The files of a tokenizer are not on this machine."""
+    """Missing tokenizer files on this machine."""
 
 
 def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
-    """One text or several as a list that `cut` shortened, and the context, the given one or `own`."""
+    """Return one or several texts as a list shortened by `cut`, and the context, given or `own`."""
     if length:
         check(TextRules, {"context_length": length})
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
-        raise TypeError(f"texts are {kind_of(texts)}, want a str or a list of them")
+        raise TypeError(f"expected texts as a str or a list of str, got {kind_of(texts)}")
     every = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(every):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str")
+            raise TypeError(f"expected texts[{number}] as a str, got {kind_of(text)}")
     return cut(every, length or own), length or own
 
 
 def cut(texts: Iterable[str], length: int) -> list[str]:
-    """The beginnings of texts that become `length` ids: cleaning and encoding take time for each letter."""
+    """Cut texts to the beginning that becomes `length` ids: cleaning and encoding take time per character."""
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
 
 
 class Tokenizer:
-    """Texts -> ids: cut, clean (in one of OpenCLIP's ways), encode, cut to the context with the end token last, pad."""
+    """Tokenizer that cuts texts, cleans them (with an OpenCLIP function), encodes, cuts to the context, and pads."""
 
     vocab_size: int
     all_special_ids: list[int]  # ids without text
@@ -64,11 +64,11 @@ class Tokenizer:
         self._clean = get_clean_fn(clean)
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
-        """At most `length` ids per cleaned text, the end token among them."""
+        """Return at most `length` ids per cleaned text, including the end token."""
         raise NotImplementedError
 
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
-        """One text or several -> (N, context) int64."""
+        """Tokenise one or several texts to (N, context) int64."""
         cleaned, length = checked(texts, context_length, self.context_length)
         rows = self.encode([self._clean(text) for text in cleaned], length)
         padded = [row + [self.pad_token_id] * (length - len(row)) for row in rows]
@@ -76,7 +76,7 @@ class Tokenizer:
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece `.model` file, as SigLIP's: pieces, then the end token."""
+    """Tokenizer of a sentencepiece `.model` file, as SigLIP's: pieces, then the end token."""
 
     def __init__(self, path: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "canonicalize"):
         super().__init__(context_length, pad_token_id, clean)
@@ -88,7 +88,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self.pieces = SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"{path} is no sentencepiece model: {first_line(error)}") from error
+            raise ValueError(f"{path} is not a sentencepiece model: {first_line(error)}") from error
         self.vocab_size, self.eos_token_id = self.pieces.vocab_size(), self.pieces.eos_id()
         odd = (self.pieces.is_control, self.pieces.is_unknown, self.pieces.is_unused)
         self.all_special_ids = [i for i in range(self.vocab_size) if any(is_kind(i) for is_kind in odd)]
@@ -105,7 +105,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class FolderTokenizer(Tokenizer):
-    """A folder of tokenizer files, read by OpenCLIP's HFTokenizer: its special tokens, our padding."""
+    """Tokenizer of a folder of files, read by OpenCLIP's HFTokenizer: its special tokens, our padding."""
 
     def __init__(self, folder: Path, context_length: int, pad_token_id: int, clean="whitespace", strip_sep_token=False):
         super().__init__(context_length, pad_token_id, clean)
@@ -113,19 +113,19 @@ class FolderTokenizer(Tokenizer):
         self.eos_token_id = self.tokenizer.eos_token_id
         self.all_special_ids = list(self.tokenizer.all_special_ids)
         ids = self.tokenizer.get_vocab().values()
-        self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
+        self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may omit ids
         self.stripped: int | None = self.tokenizer.sep_token_id if strip_sep_token else None
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
         rows = self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
-        return [[0 if one == self.stripped else one for one in row] for row in rows]  # as OpenCLIP's CLIPA has it
+        return [[0 if one == self.stripped else one for one in row] for row in rows]  # as in OpenCLIP's CLIPA
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         self.tokenizer.save_pretrained(str(folder))
 
 
 def read_folder(folder: Path, **options: Any) -> HFTokenizer:
-    """OpenCLIP's tokenizer of a folder of files, whose code is not run. ValueError for files that are none."""
+    """Read OpenCLIP's tokenizer from a folder without running its code. ValueError for other files."""
     check_links(folder)
     if find_spec("transformers") is None:
         raise ImportError(f"{folder} needs transformers: pip install transformers")
@@ -139,23 +139,23 @@ def read_folder(folder: Path, **options: Any) -> HFTokenizer:
 
 
 class BPETokenizer(SimpleTokenizer):
-    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
+    """Byte-pair encoding bundled with OpenCLIP, without files: start, pieces, end; padded with 0."""
 
     pad_token_id = 0
 
     def __init__(self, context_length: int, **kwargs: Any):
         super().__init__(context_length=context_length, **kwargs)
         self.eos_token_id = self.eot_token_id
-        # absent from texts in small letters: PCME++'s released code masks CLIP's words with it
+        # absent from lower-case texts: PCME++'s released code masks CLIP's words with it
         self.unseen_id = None if kwargs.get("clean") == "whitespace" else self.encoder["M"]
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
-        """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
+        """Tokenise one or several texts to (N, context) int64, equal to OpenCLIP for texts that `cut` does not cut."""
         return super().__call__(*checked(texts, context_length, self.context_length))
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error."""
+    """Return the first line of another library's error."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
@@ -166,11 +166,10 @@ def get_tokenizer(
     tokenizer: str | os.PathLike | None = None,
     **kwargs: Any,
 ) -> Tokenizer | BPETokenizer:
-    """The tokenizer of a model: a callable, texts -> (N, context) int64.
+    """Return the tokenizer of a model: a callable, texts -> (N, context) int64.
 
-    model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
-    files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
-    clean="canonicalize".
+    model_name: as in `create_model`. tokenizer: replaces the configuration's: a folder of tokenizer files, a
+    sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer: clean="canonicalize".
     """
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]
@@ -197,25 +196,26 @@ def get_tokenizer(
 
 
 def local(source: str, model_name: str, cache_dir: str | None = None) -> Path:
-    """A local path to a tokenizer: the given one, or the folder of a hub name's files."""
+    """Return a local path to a tokenizer: the given one, or the folder of a hub name's files."""
     path, repo = Path(source).expanduser(), source.removeprefix("hf-hub:")
     if path.is_file() or path.is_dir():
         return path
     if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
-        wanted = "a folder of tokenizer files, a sentencepiece .model file, a hub name org/name, or 'bpe'"
-        raise TokenizerNotFoundError(f"no tokenizer at {source}: give {wanted}")
+        remedy = "a folder of tokenizer files, a sentencepiece .model file, a hub name org/name, or 'bpe'"
+        raise TokenizerNotFoundError(f"no tokenizer at {source}: give {remedy}")
     try:
         return hub_files(repo, ALL_NAMES, cache_dir=cache_dir)
     except HubFileNotFoundError as error:
         raise TokenizerNotFoundError(
-            f"{model_name} needs the tokenizer {repo}, whose files are not on this machine. Where there is a network,"
-            f" run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the folder here"
-            f" and give --tokenizer <folder>; in Python get_tokenizer({model_name!r}, tokenizer=<folder>). ({error})"
+            f"{model_name} needs the tokenizer {repo}, whose files are not on this machine. On a machine with a"
+            f" network, run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the"
+            f" folder here and give --tokenizer <folder>; in Python get_tokenizer({model_name!r}, tokenizer=<folder>)."
+            f" ({error})"
         ) from error
 
 
 def read(path: Path, **options: Any) -> Tokenizer:
-    """The tokenizer of a sentencepiece file or a folder."""
+    """Read the tokenizer of a sentencepiece file or a folder."""
     if path.is_file():
         return SentencePieceTokenizer(path, **options)
     check_links(path)
@@ -225,21 +225,21 @@ def read(path: Path, **options: Any) -> Tokenizer:
         return SentencePieceTokenizer(pieces[0], **options)
     if whole:
         return FolderTokenizer(path, **options)
-    raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
+    raise TokenizerNotFoundError(f"no tokenizer in {path}: expected one of {', '.join(ALL_NAMES)}")
 
 
 def check_ids(made: Any, source: str, model_name: str, config: Mapping[str, Any]) -> None:
-    """ValueError for ids without an embedding, and for a padding or end token that the model does not know."""
+    """Raise ValueError for ids without an embedding, and for a padding or end token unknown to the model."""
     vocabulary, own = config["text_cfg"].get("vocab_size", 49408), config.get("prolip_cfg")
     if made.vocab_size > vocabulary:
-        found = f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings"
-        remedy = f"choose the model's own tokenizer, or a model whose text_cfg.vocab_size is {made.vocab_size} or more"
+        found = f"the tokenizer {source} has {made.vocab_size} ids, but {model_name} has {vocabulary} embeddings"
+        remedy = f"use the model's own tokenizer, or a model with text_cfg.vocab_size of at least {made.vocab_size}"
         raise ValueError(f"{found}: {remedy}")
     if own is None:
         return
     pad, end, special = own["pad_token_id"], made.eos_token_id, own["special_token_ids"]
     if made.pad_token_id != pad:
-        found = f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}"
+        found = f"the tokenizer {source} pads with {made.pad_token_id}, but {model_name} expects {pad}"
         raise ValueError(f"{found}: change prolip_cfg.pad_token_id")
     if own["mask_token_id"] is not None and end is not None and end not in (*special, pad):
         found = f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word"

@@ -1,6 +1,6 @@
-"""OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
+"""OpenCLIP's transformers with a second special token, [UNC], and two heads: they embed inputs as Gaussians.
 
-Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights.
+Parameters have OpenCLIP's names; [UNC] and its heads have the names of the released ProLIP weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPECIAL_TOKENS = 2
 
 
 class ConvStem(nn.Sequential):
-    """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
+    """Stem of stride-2 3x3 convolutions to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
     (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. GroupNorm keeps micro-batches exact.
     """
@@ -29,8 +29,8 @@ class ConvStem(nn.Sequential):
     def __init__(self, width: int, patch_size: int):
         depth = patch_size.bit_length() - 1
         if patch_size < 2 or 2**depth != patch_size or width % (patch_size // 2):
-            wanted = "a power of two as patch_size and a width of its multiples"
-            raise ValueError(f"a stem needs {wanted}: {patch_size} {width}")
+            needed = "a patch_size that is a power of two, and a width divisible by half of it"
+            raise ValueError(f"conv_stem needs {needed}: got {patch_size} and {width}")
         channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
         layers: list[nn.Module] = []
         for before, after in zip(channels, channels[1:]):
@@ -40,14 +40,14 @@ class ConvStem(nn.Sequential):
 
     @property
     def weight(self) -> Tensor:
-        """The last projection's weight: its dtype is the tower's, as that of OpenCLIP's `conv1.weight`."""
+        """Weight of the last projection, with the tower's dtype, as OpenCLIP's `conv1.weight`."""
         projection = self[-1]
         assert isinstance(projection, nn.Conv2d)
         return projection.weight
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """Self-attention: on a GPU without PyTorch's copies of queries, keys and values, on a CPU PyTorch's own."""
+    """Self-attention without PyTorch's copies of queries, keys and values on a GPU; PyTorch's own on a CPU."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
         if not query.is_cuda or key is not query or asked.keys() != {"need_weights", "attn_mask"}:
@@ -55,7 +55,7 @@ class SelfAttention(nn.MultiheadAttention):
         return self.attend(query, asked["attn_mask"]), None
 
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Of x (B, L, width); mask: (L, L) or (B * heads, L, L), added to the logits."""
+        """Apply self-attention to x (B, L, width). mask: (L, L) or (B * heads, L, L), added to the logits."""
         packed = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = packed.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mask = mask.unflatten(0, (-1, self.num_heads)) if mask is not None and mask.ndim == 3 else mask
@@ -64,16 +64,16 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 class Probabilistic:
-    """Parts of both towers besides OpenCLIP's transformer: [UNC], its head, and the groups of parameters of a run."""
+    """Mix-in of both towers: [UNC], its head, and the groups of parameters of a run."""
 
-    #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
+    #: Names of the [UNC] token, of its head, and of all parts before the blocks.
     unc_name: ClassVar[str]
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    has_reader: ClassVar[bool] = False  # a block beside the tower reads the log variance, as in `prolip.models.readers`
-    #: A method's own head: (`Tokens`, the Gaussian of the plain heads, of texts their ids) -> Gaussian. With
+    has_reader: ClassVar[bool] = False  # True: a separate block gives the log variance, as in `prolip.models.readers`
+    #: A method's own head: (`Tokens`, the Gaussian of the plain heads, for texts also the ids) -> Gaussian. With
     #: `needs_penultimate_tokens` it also gets `again`, a function from another last block to its tokens;
-    #: `inherit(tower)` lets it begin with the tower's loaded weights.
+    #: `inherit(tower)` initialises it from the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     width: int
@@ -88,7 +88,7 @@ class Probabilistic:
 
     @property
     def first_width(self) -> int:
-        """Width of the tokens that its first block takes."""
+        """Width of the input tokens of the first block."""
         return self.width
 
     @property
@@ -97,7 +97,7 @@ class Probabilistic:
         return self.transformer.resblocks
 
     def through_blocks(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> tuple[Tensor, dict]:
-        """The last tokens, and for a head that `needs_penultimate_tokens` the function `again`."""
+        """Return the last tokens, and the function `again` for a head that `needs_penultimate_tokens`."""
         if not getattr(self.head, "needs_penultimate_tokens", False):
             return self.transformer(x, attn_mask=mask), {}
         first = len(self.blocks) == 1
@@ -111,7 +111,7 @@ class Probabilistic:
         return last, {"again": again}
 
     def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
+        """Return name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, stem n + 1."""
         blocks, found = len(self.blocks), {}
         for name, _ in self.named_parameters():
             part, *rest = name.split(".")
@@ -120,11 +120,11 @@ class Probabilistic:
         return found
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """The [UNC] token and the log-variance head."""
+        """Return the [UNC] token and the log-variance head."""
         return [getattr(self, self.unc_name), *getattr(self, self.unc_head_name).parameters()]
 
     def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        """Return the names without weight decay: OpenCLIP's, and the [UNC] token."""
         return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
 
     def train_uncertainty(self, on: bool) -> None:
@@ -134,8 +134,8 @@ class Probabilistic:
             parameter.requires_grad = on
 
     def forward_intermediates(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse OpenCLIP's: they know one special token, and this tower has two."""
-        raise NotImplementedError("a tower with [UNC] gives no intermediate tokens: register hooks on tower.blocks")
+        """Raise NotImplementedError: OpenCLIP assumes one special token, and this tower has two."""
+        raise NotImplementedError("a tower with [UNC] returns no intermediate tokens: register hooks on tower.blocks")
 
     prune_intermediate_layers = forward_intermediates
 
@@ -154,11 +154,11 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         if any(length < own for length, own in zip(image, patch)):
             raise ValueError(f"vision_cfg.image_size {size} is below the patch_size {side}: enlarge the image")
         if conv_stem and (len(set(patch)) > 1 or any(length % patch[0] for length in image)):
-            raise ValueError(f"a stem cuts image_size {size} into square patches, and patch_size is {side}")
+            raise ValueError(f"conv_stem needs square patches that divide image_size {size}: got patch_size {side}")
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
-                remedy = "leave it out, use encode_image(x, keep=...)"
-                raise ValueError(f"vision_cfg.{key} does not go with [UNC]: {remedy}")
+                remedy = "remove it, and use encode_image(x, keep=...)"
+                raise ValueError(f"vision_cfg.{key} is not supported by towers with [UNC]: {remedy}")
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
@@ -176,15 +176,15 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     def num_patches(self) -> int:
         return self.grid_size[0] * self.grid_size[1]
 
-    num_tokens = num_patches  # of its last tokens without the special ones
+    num_tokens = num_patches  # of the last tokens, without special ones
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
+        """Freeze all except the last groups; the uncertainty branch belongs to the last one (the projections)."""
         super().lock(unlocked_groups, freeze_bn_stats)
         self.train_uncertainty(unlocked_groups != 0)
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width)."""
+        """Return patch projections (B, N, width), or only of the patches `keep` (B, K): (B, K, width)."""
         if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
         if keep is not None and isinstance(self.conv1, ConvStem):
@@ -192,14 +192,14 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         # stride = kernel: a linear map of each unfolded patch
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
-        x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
+        x = x[..., : rows * height, : columns * width]  # as the convolution, which ends with the last whole patch
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         sample = torch.arange(batch, device=x.device).unsqueeze(1)
         kept = patches.flatten(1, 2) if keep is None else patches[sample, keep // columns, keep % columns]
         return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
 
     def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""
+        """Return tokens [CLS], [UNC], patches with positions (B, 2 + N or K, width) of images (B, 3, H, W)."""
         check_images(x, self.image_size, self.conv1.weight.device)
         if keep is not None:
             check_keep(keep, x.shape[0])
@@ -212,7 +212,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """Tokens (B, 2 + N, width) -> the normalised token that becomes the mean, (B, width) in float32."""
+        """Return the normalised token that becomes the mean, (B, width) in float32, of tokens (B, 2 + N, width)."""
         if self.pool_type == "avg" and not self.final_ln_after_pool:
             return layer_norm(self.ln_post, x)[:, SPECIAL_TOKENS:].mean(dim=1)
         token = x[:, SPECIAL_TOKENS:].mean(dim=1) if self.pool_type == "avg" else x[:, 0]
@@ -220,28 +220,28 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         return layer_norm(self.ln_post, token) if self.form == "released" else token
 
     def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
-        """[CLS] and patches of (B, 2 + N, width)."""
+        """Return [CLS] and patches of x (B, 2 + N, width)."""
         return Tokens(x[:, SPECIAL_TOKENS:], pooled=x[:, 0])
 
     def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
-        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x."""
+        """Apply the heads to the last tokens x: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC)))."""
         mean, unc = project(self.pooled(x), self.proj), layer_norm(self.ln_post, x[:, 1])
         mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(mean, project(unc, self.uncertainty_proj))
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
-        """Images -> Gaussian (B, D) in float32."""
-        x, beside = self.through_blocks(self._embeds(x, keep))
+        """Embed images as a Gaussian (B, D) in float32."""
+        x, more = self.through_blocks(self._embeds(x, keep))
         z = self.gaussian(x, normalize)
-        return z if self.head is None else self.head(self.shown(x), z, **beside)
+        return z if self.head is None else self.head(self.shown(x), z, **more)
 
 
 class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
     Linear(UNC)), section 3.1; `positional_embedding` has [UNC] and [CLS] last.
 
-    `mask_padding` hides the padding at the end of a text from every token. `form="released"`: the log variance is read
-    from the projected mean, not from [UNC].
+    mask_padding: hide the padding at the end of a text from every token. form="released": compute the log variance from
+    the projected mean, not from [UNC].
     """
 
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
@@ -252,7 +252,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         needed = {"embed_cls": True, "no_causal_mask": True, "pool_type": "last", "proj_type": "linear"}
         for key, value in needed.items():
             if kwargs.setdefault(key, value) != value:
-                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {value!r}: leave it out")
+                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, but ProLIP needs {value!r}: remove it")
         super().__init__(**kwargs)
         self.form, self.mask_padding = form, mask_padding
         self.unc_emb = nn.Parameter(0.01 * torch.randn(self.width))
@@ -263,13 +263,13 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
 
     def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
+        """Freeze all except the last layers; the uncertainty branch belongs to the last one (the projection)."""
         super().lock(unlocked_layers, freeze_layer_norm)
         self.train_uncertainty(unlocked_layers != 0)
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
-        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden."""
-        # the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text
+        """Return the mask (B * heads, L + 2, L + 2): -inf for padding, else 0; [UNC] and [CLS] are never masked."""
+        # only the pad ids at the end: the bundled BPE pads with 0, which is also the id of "!"
         place = torch.arange(text.shape[1], device=text.device)
         last = torch.where(text != self.pad_id, place, -1).amax(dim=1, keepdim=True)
         valid = nn.functional.pad(place <= last, (0, SPECIAL_TOKENS), value=True)
@@ -278,7 +278,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         return hidden[:, None, None].expand(-1, self.heads, length, -1).reshape(-1, length, length)
 
     def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width); the attention mask if any."""
+        """Return tokens, [UNC], [CLS] with positions (B, L + 2, width) of ids (B, L <= context), and any mask."""
         check_texts(text, self.context_length, self.token_embedding.weight.device)
         dtype = self.transformer.get_cast_dtype()
         x = self.token_embedding(text).to(dtype)
@@ -289,20 +289,20 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         return torch.cat([x, *special], dim=1) + positions, mask
 
     def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
-        """[CLS] and words of (B, L + 2, width)."""
+        """Return [CLS] and words of x (B, L + 2, width)."""
         valid = None if ids is None else own_words(ids, self.pad_id)
         return Tokens(x[:, :-SPECIAL_TOKENS], valid, pooled=x[:, -1])
 
     def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
-        """The heads, from the last tokens x (B, L + 2, width)."""
+        """Apply the heads to the last tokens x (B, L + 2, width)."""
         mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
         unc = mean if self.form == "released" else layer_norm(self.ln_final, x[:, -2])
         unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
         return Gaussian(unit, project(unc, self.text_uncertainty_projection))
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Ids (B, L) -> Gaussian (B, D) in float32."""
+        """Embed ids (B, L) as a Gaussian (B, D) in float32."""
         x, mask = self._embeds(text)
-        x, beside = self.through_blocks(x, mask, text)
+        x, more = self.through_blocks(x, mask, text)
         z = self.gaussian(x, normalize)
-        return z if self.head is None else self.head(self.shown(x, text), z, text, **beside)
+        return z if self.head is None else self.head(self.shown(x, text), z, text, **more)

@@ -1,1 +1,1 @@
-"""Estimate a run before it starts: time, cost, memory, traffic, input, failures (docs/benchmarks/planner.md)."""
+"""Estimates of a run before it starts: time, cost, memory, traffic, input, failures (docs/benchmarks/planner.md)."""

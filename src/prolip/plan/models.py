@@ -21,22 +21,20 @@ from prolip.plan.tables import Rows, Value, size
 from prolip.uncertainty.token_stats import as_tokens
 from prolip.utils.flags import FlagError
 
-CONTEXT = 3e9  # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed
+CONTEXT = 3e9  # CUDA context, NCCL's buffers, kernels' workspaces and fragmentation: assumed
 ADAM_STATES = 2
 CUDA = torch.device("cuda")
 
 
 GB = 1e9
-LINK_SHARE = (
-    0.8  # Achievable share of a link's rate: assumed. docs/benchmarks/planner.md gives the sources of the table
-)
-INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6  # Seconds before a message moves within a node and between nodes: assumed
-# Seconds per hop of an all-gather within a node and between nodes: NCCL's own figures, of its slowest protocol.
+LINK_SHARE = 0.8  # achievable share of a link's rate: assumed; sources of the table: docs/benchmarks/planner.md
+INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6  # seconds before a message moves within a node and between nodes: assumed
+# Seconds per hop of an all-gather within a node and between nodes: NCCL's own latencies of its slowest protocol.
 INTRA_HOP, INTER_HOP = 3.4e-6, 14e-6
 
 
 class GPU(NamedTuple):
-    """Data sheet, SXM form: dense peaks in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
+    """Data sheet, SXM form: dense peaks in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if unknown."""
 
     peak_tflops: float
     fp32_tflops: float
@@ -59,7 +57,7 @@ GPUS = {
 class Cluster(NamedTuple):
     """W GPUs in nodes. Rates in FLOP/s and bytes/s, times in seconds."""
 
-    sheet: GPU  # with given figures in place of the data sheet's
+    sheet: GPU  # the data sheet, with the given values
     gpus: int
     per_node: int
     nodes: int
@@ -67,18 +65,20 @@ class Cluster(NamedTuple):
     link_rate: float  # of the slowest link of a ring over all GPUs
     delay: float  # of that link
     collective_rate: float  # of that ring, NCCL's bus bandwidth
-    hops: float  # one way round it
-    tree: float  # before a tree over all GPUs moves
-    store_rate: float  # of each node while all of them read
-    shards: int  # parts that parameters, gradients and optimiser state are split into
+    hops: float  # once round the ring
+    tree: float  # latency of a tree over all GPUs
+    store_rate: float  # of each node while all read
+    shards: int  # number of parts of parameters, gradients and optimiser state
 
 
 def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
-    """Build a cluster of so many GPUs; fewer than a node has are one node. FlagError for what fills no whole nodes."""
+    """Build a cluster of `gpus` GPUs; fewer than a node holds form one node. FlagError unless all nodes are full."""
     per_node = min(gpus, config.gpus_per_node)
     nodes, rest = divmod(gpus, per_node)
     if rest:
-        raise FlagError(f"--gpus {gpus} fills no whole number of nodes of {per_node}: give {gpus - rest + per_node}")
+        raise FlagError(
+            f"--gpus {gpus} is not a multiple of {per_node} (--gpus-per-node): give {gpus - rest + per_node}"
+        )
     given = {name: value for name in GPU._fields if (value := getattr(config, name, None)) is not None}
     sheet = GPUS[config.gpu]._replace(**given)
     link, delay = (sheet.intra_gbs, INTRA_DELAY) if nodes == 1 else (sheet.inter_gbs, INTER_DELAY)
@@ -87,7 +87,7 @@ def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
         gpus,
         per_node,
         nodes,
-        # products of fp32 towers go in TF32, at half of bf16's peak on every kind of GPU here
+        # fp32 towers multiply in TF32, at half of bf16's peak on all these GPUs
         peak=sheet.peak_tflops * 1e12 / (2 if config.precision == "fp32" else 1),
         link_rate=link * GB,
         delay=delay,
@@ -100,16 +100,16 @@ def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
 
 
 class Pass(NamedTuple):
-    """One row's pass through a tower; what differs between blocks, as in a pyramid, is their mean."""
+    """One sample's pass through a tower; sizes that differ between blocks, as in a pyramid, are averaged."""
 
     name: str
-    flops: int  # of the forward pass, multiply and add counted apart
+    flops: int  # of the forward pass; multiply and add count separately
     tokens: float
-    width: float  # a mean by tokens
-    hidden: float  # width of the MLP's hidden layer, a mean by tokens
+    width: float  # mean over tokens
+    hidden: float  # width of the MLP's hidden layer, mean over tokens
     layers: int
-    inputs: int  # elements that the first layer keeps
-    share: float = 1.0  # rows per row of the batch
+    inputs: int  # elements saved by the first layer
+    share: float = 1.0  # rows per sample of the batch
 
 
 class ModelCount(NamedTuple):
@@ -121,20 +121,20 @@ class ModelCount(NamedTuple):
     shapes: tuple[tuple[int, int], ...]  # first dimension and elements of each parameter
 
     def padded(self, gpus: int) -> int:
-        """Elements that FSDP2 moves: it pads first dimensions to a multiple of the ranks."""
+        """Return the elements that FSDP2 moves: it pads first dimensions to a multiple of the ranks."""
         return sum(count // rows * gpus * math.ceil(rows / gpus) for rows, count in self.shapes)
 
     @property
     def flops(self) -> float:
-        """Model FLOPs of one sample, forward and backward, without what is computed again."""
+        """Model FLOPs of one sample, forward and backward, without recomputation."""
         return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
 
 
 def count_of_run(name: str, method: str, local_batch: int) -> ModelCount:
-    """Count a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
+    """Count a model trained with a method at a batch per GPU, which rounds the rows of additional views."""
     model, (config, objective) = build(name), find_method(method)[:2]
-    wanted = objective.encoder_passes(config(), local_batch, model)
-    passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
+    required = objective.encoder_passes(config(), local_batch, model)
+    passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in required]
     shapes = tuple((len(p) if p.ndim else 1, p.numel()) for p in model.parameters())
     return ModelCount(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
 
@@ -152,7 +152,7 @@ def build(name: str) -> Any:
 
 @lru_cache(maxsize=32)
 def measure(name: str, kind: str, keep: int | None) -> Pass:
-    """One pass over one row: FLOPs by running it, tokens by each block's output, the widest input of its products."""
+    """Measure one pass over one sample: FLOPs, tokens of each block's output, widest input of its products."""
     model, seen = build(name), list[tuple[int, ...]]()
     tower = model.visual if kind == "image" else model.text
 
@@ -184,9 +184,9 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
 
 
 def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: int = FLOAT) -> float:
-    """Bytes that a pass over `rows` rows keeps: of all its blocks, of the first layer, and of one recomputed block.
+    """Return the bytes that a pass over `rows` rows saves: all blocks, the first layer, and one recomputed block.
 
-    Under autocast (`half` = 2) inputs of products and attention are bf16. Layer norm keeps its input (`norm_input`: a
+    Under autocast (`half` = 2) inputs of products and attention are bf16. Layer norm saves its input (`norm_input`: a
     float32 copy on CUDA, the residual stream on the CPU) and two float32 statistics; flash attention q, k, v and its
     output; an MLP its input, and GELU's input and output.
     """
@@ -195,15 +195,15 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
     entry = width * (FLOAT if part.name == "text" else half)  # OpenCLIP's text towers stay float32
     per_block = {"none": block, "selective": entry + half * (6 * width + hidden), "full": entry}[recompute]
     again = 0.0 if recompute == "none" else block
-    # The first layer keeps its input, the norm before the first block (images only) its own.
+    # The first layer saves its input, and so does the norm before the first block (images only).
     first = rows * part.inputs * half + (tokens * width * norm_input if part.inputs else 0)
     return tokens * (part.layers * per_block + again) + first
 
 
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
-    """Bytes of PPCL on one rank beyond its inputs. The ring holds three text blocks and five accumulators; gathering
-    all texts, all their accumulators and that of the rows; one process two accumulators. Pairs take one (block,
-    columns) matrix, the scaled rows and three numbers per column.
+    """Return the bytes of PPCL on one rank beyond its inputs. The ring holds three text blocks and five accumulators;
+    gathering holds all texts, their accumulators and that of the rows; one process holds two accumulators. Pairs need
+    one (block, columns) matrix, the scaled rows and three numbers per column.
     """
     gathered = exchange == "gather" and ranks > 1
     columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT
@@ -213,15 +213,15 @@ def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") ->
 
 
 def memory(model: ModelCount, config: PlanConfig, cluster: Cluster) -> Rows:
-    """Bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views of its
-    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads.
+    """Return the bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views
+    of its buckets), moments and average; FSDP2: in W shards. Without gathered blocks of FSDP2, and heads.
     """
     half, gpus = FLOAT if config.precision == "fp32" else HALF, cluster.gpus
     local = config.global_batch_size // gpus
-    micro = local / config.accum_freq  # only one micro-batch has its activations at a time
+    micro = local / config.accum_freq  # only one micro-batch has activations at a time
     weights = model.parameters * FLOAT / cluster.shards
     recompute = config.checkpoint_policy if config.grad_checkpointing else "none"
-    # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
+    # Gradients within one block: of the MLP's hidden layer before and after the GELU, of its input and of the stream.
     blocks = [(p.share * p.tokens, half * (2 * p.hidden + p.width) + FLOAT * p.width) for p in model.passes]
     space = max(micro * tokens * each for tokens, each in blocks)
     kinds = {

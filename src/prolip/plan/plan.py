@@ -1,4 +1,4 @@
-"""The plan for one number of GPUs: every formula once, and a verdict."""
+"""The plan for one number of GPUs, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from prolip.plan.phases import Step, failures, feed, phases, step_times, traffic
 from prolip.plan.tables import HOUR, Rows, Value, number, span
 
 ASSUMED_MFU = 0.3
-GIVES = "decoding gives", "the object store gives", "reading shards gives"  # rows of the input that are limits
-SMALL_BATCH = 64  # below so many samples per GPU launching kernels takes over, and the MFU is not reached
-NOTABLE = 0.05  # what a part of the step, or of the run, may take before the verdict names it
+GIVES = "decoding gives", "the object store gives", "reading shards gives"  # rates of the input table that limit a run
+SMALL_BATCH = 64  # samples per GPU below which kernel launches dominate and the MFU is not reached
+NOTABLE = 0.05  # share of the step, or of the run, above which the verdict names a part
 
 
 class RunPlan(NamedTuple):
     """One column of the tables."""
 
     gpus: int
-    heading: str  # the model, and where the speed comes from
+    heading: str  # the model, and the source of the speed
     cluster: Cluster
     step: Step
-    seconds: float  # of a step, the loader's pace included
-    tables: dict[str, Rows]  # by their titles
+    seconds: float  # of a step, including waits for the loader
+    tables: dict[str, Rows]  # by title
 
 
 def make_plan(config: PlanConfig, gpus: int) -> RunPlan:
@@ -33,7 +33,7 @@ def make_plan(config: PlanConfig, gpus: int) -> RunPlan:
     local = config.global_batch_size // gpus
     model, cluster = count_of_run(config.model, "prolip", local), build_cluster(config, gpus)
     mfu, origin = (ASSUMED_MFU, "assumed") if config.mfu is None else (config.mfu, "given")
-    # of one GPU while it computes: repeated FLOPs count twice
+    # FLOP/s of one computing GPU: repeated FLOPs count twice
     rate, source = mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s, {origin}"
     if config.rate is not None:
         rate = config.rate * model.flops * (1 + config.repeats / FORWARD_AND_BACKWARD)
@@ -63,34 +63,34 @@ def make_plan(config: PlanConfig, gpus: int) -> RunPlan:
     }
     forward = ", ".join(f"{part.name} {part.flops * part.share / 1e9:.1f}" for part in model.passes)
     heading = (
-        f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs a sample "
-        f"(forward: {forward})\n{config.gpu}, {cluster.per_node} to a node: {source}"
+        f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs per sample "
+        f"(forward: {forward})\n{config.gpu}, {cluster.per_node} per node: {source}"
     )
     return RunPlan(gpus, heading, cluster, step, seconds, tables)
 
 
 def judge(plan: RunPlan, config: PlanConfig) -> str:
-    """Say what limits this run, the worst first; "computation" if nothing does."""
+    """Name the limits of this run, the worst first; "computation" if there is none."""
     step, fed, local = plan.step, plan.tables["input"], plan.tables["time"]["samples per GPU"]
     used, most = plan.tables["memory"]["sum"] / GB, plan.cluster.sheet.memory_gb
     missing = fed["shards open"] - (config.dataset_samples or math.inf) // config.shard_samples
     slowest = min(GIVES, key=lambda name: fed[name])
-    why = "messages" if 2 * step.pairs.exposed > step.pairs.seconds else "pairs to score, or kernels to start"
-    found = [  # a share of the step or the run; what cannot be has a weight that puts it first
+    why = "messages" if 2 * step.pairs.exposed > step.pairs.seconds else "scoring of pairs, or kernel launches"
+    found = [  # a share of the step or the run; weights above 1 put impossible plans first
         (3.0 * (used > most), f"memory: {used:.0f} GB of {most:.0f}: --accum-freq, --grad-checkpointing, --fsdp"),
-        (2.0 * (missing > 0), f"shards: {missing:,.0f} too few for {fed['shards open']} streams: fewer --workers"),
+        (2.0 * (missing > 0), f"shards: {missing:,.0f} too few for {fed['shards open']} streams: use fewer --workers"),
         (
             float(step.seconds < plan.seconds),
-            f"input: {slowest} {fed[slowest]} of {fed['wanted samples/s/GPU']} samples/s/GPU",
+            f"input: {slowest} {fed[slowest]} of {fed['needed samples/s/GPU']} samples/s/GPU",
         ),
-        (step.pairs.seconds / plan.seconds, f"of the step is PPCL by {step.pairs.exchange}: {why}"),
-        (step.reduce_exposed / plan.seconds, "of the step is the gradient exchange, which nothing hides"),
-        (step.optimiser / plan.seconds, "of the step is the optimiser's, the same for any batch"),
-        (plan.tables["failures"]["time lost in the run"], "of the run are starts, checkpoints and failures"),
+        (step.pairs.seconds / plan.seconds, f"of the step is PPCL ({step.pairs.exchange}): {why}"),
+        (step.reduce_exposed / plan.seconds, "of the step is the gradient exchange that computation does not hide"),
+        (step.optimiser / plan.seconds, "of the step is the optimiser, independent of the batch"),
+        (plan.tables["failures"]["time lost in the run"], "of the run is spent on starts, checkpoints and failures"),
     ]
     texts = [
         f"{share:.0%} {text}" if share < 1 else text for share, text in sorted(found, reverse=True) if share > NOTABLE
     ]
     if local < SMALL_BATCH:
-        texts.append(f"{local} samples per GPU: the towers will be slower than the MFU says")
+        texts.append(f"{local} samples per GPU: the towers will be slower than the MFU suggests")
     return "; ".join(texts) or "computation"

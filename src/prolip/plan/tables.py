@@ -1,4 +1,4 @@
-"""Numbers with units, and plans as tables that can be read on a terminal and pasted into a page."""
+"""Numbers with units, and plans as tables for terminals and Markdown pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HOUR, MINUTE = 3600.0, 60.0
-Rows = dict[str, Any]  # What stands in the first column of a table -> the value in a plan's column, or words
+Rows = dict[str, Any]  # first column of a table -> value in a plan's column, or words
 whole = "{:,.0f}".format
 
 
 class Value(float):
-    """A number, and the function that a table shows it by."""
+    """A number with its format in tables."""
 
     show: Callable[[float], str]
 
@@ -25,7 +25,7 @@ class Value(float):
 
 
 def in_units(*units: tuple[str, float]) -> Callable[[float], str]:
-    """A function that formats a number by three digits, in the first of these units that it fills."""
+    """Return a function that formats a number with three digits, in the first unit that is not larger."""
 
     def show(value: float) -> str:
         unit, factor = next((unit for unit in units if value >= unit[1]), units[-1])
@@ -40,23 +40,23 @@ many = in_units(("billion", 1e9), ("million", 1e6))
 
 
 def number(value: float) -> str:
-    """Format a number: whole from 100 on, three digits below, millions and billions in words."""
+    """Format a number: an integer from 100 on, three digits below, millions and billions in words."""
     return many(value) if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def column(gpus: int) -> str:
-    """Title of the column of so many GPUs."""
+    """Return the title of the column of `gpus` GPUs."""
     return f"{gpus:,} GPU{'s' * (gpus > 1)}"
 
 
 def table(title: str, columns: Mapping[str, Rows]) -> str:
-    """Format a table; columns: title -> rows, the same in all."""
+    """Format a table. columns: title -> rows, with the same names in all."""
     names = next(iter(columns.values()))
     return align([[title, *columns], *([name, *(str(rows[name]) for rows in columns.values())] for name in names)])
 
 
 def align(cells: Sequence[Sequence[str]]) -> str:
-    """Format a pipe table; the first column to the left, the others to the right."""
+    """Format a pipe table; aligns the first column left, the others right."""
     first, *others = (max(map(len, column)) for column in zip(*cells))
     rows = [[row[0].ljust(first), *(text.rjust(width) for text, width in zip(row[1:], others))] for row in cells]
     rows.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])

@@ -1,4 +1,4 @@
-"""Standard output and error that may fail without ending the process, printed without secrets. Light imports."""
+"""Standard output and error without secrets, which may fail without ending the process. Light imports."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, NoReturn
 
 from prolip.utils import secrecy
 
-#: EX_IOERR of sysexits.h, for output that could not be written; and the code of shells for SIGINT.
+#: EX_IOERR of sysexits.h, for lost output; and the code of shells for SIGINT.
 EXIT_LOST, EXIT_INTERRUPTED = 74, 130
 NAMES = {1: "stdout", 2: "stderr"}
 #: Characters that control a terminal, reorder a line or cannot be encoded; in a value also line ends and tabs.
 STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
-#: Line changes of a progress bar.
+#: Cursor movements of a progress bar.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
-lost: dict[str, OSError] = {}  # Name of a stream -> its first error of writing
+lost: dict[str, OSError] = {}  # name of a stream -> its first write error
 
 
 class Undying(io.FileIO):
-    """A standard stream's descriptor. What it cannot write is dropped, with one warning on the other stream."""
+    """The descriptor of a standard stream that drops failed writes, with one warning on the other stream."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "wb", closefd=False)
-        self.owner = os.getpid()  # a forked child has the same object, and leaves the warning to its parent
+        self.owner = os.getpid()  # a forked child shares this object and leaves the warning to its parent
 
     def write(self, data: Any) -> int:
         try:
@@ -41,25 +41,25 @@ class Undying(io.FileIO):
             name, other = NAMES[self.fileno()], 3 - self.fileno()
             if name not in lost and os.getpid() == self.owner:
                 lost[name] = error
-                # not by print, which may be in the middle of a line
-                say(f"warning: {name} cannot be written ({error}): its output is lost, the run continues", other)
+                # without print, which may be in the middle of a line
+                say(f"warning: cannot write to {name} ({error}). Further output is lost; the run continues", other)
             return memoryview(data).nbytes
 
 
 def say(text: str, number: int = 2) -> None:
-    """Write a line to a standard stream, without an error where that fails; a signal's handler may call it."""
+    """Write a line to a standard stream; ignores failures; safe in a signal handler."""
     with contextlib.suppress(OSError):
         os.write(number, f"{secrecy.scrub(text)}\n".encode(errors="backslashreplace"))
 
 
 def escaped(found: re.Match[str]) -> str:
-    """A character as Python and JSON write it."""
+    """Escape a character as in Python and JSON."""
     code = ord(found[0])
     return {9: r"\t", 10: r"\n", 13: r"\r"}.get(code, f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}")
 
 
 def plain(value: object) -> str:
-    """A name from data as one line, control characters and line ends escaped."""
+    """Return a name from data as one line, with control characters and line ends escaped."""
     return STEERING_A_VALUE.sub(escaped, str(value))
 
 
@@ -74,13 +74,13 @@ def columns(start: str, parts: Sequence[str], width: int = 84) -> str:
 
 
 def one_line(error: object) -> str:
-    """An error's message in one line, names from data escaped; unchanged for a class with `many_lines`."""
-    told = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    return told if getattr(error, "many_lines", False) else plain(told)
+    """Return an error's message in one line, with names from data escaped; unchanged for a class with `many_lines`."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return text if getattr(error, "many_lines", False) else plain(text)
 
 
 class Cleaned:
-    """A text stream whose text is cleaned; the program's own control sequences go to `stream`."""
+    """A text stream that cleans its text; the program's own control sequences go to `stream`."""
 
     def __init__(self, stream: Any, queries: bool) -> None:
         self.stream, self.queries = stream, queries
@@ -100,7 +100,7 @@ class Cleaned:
 
 @contextlib.contextmanager
 def cleaning() -> Iterator[None]:
-    """Clean what is printed while the context lasts. Queries of addresses stay on stdout, where they may be data."""
+    """Clean the printed text inside the context. Queries of addresses stay on stdout, where they may be data."""
     streams = {name: getattr(sys, name) for name in NAMES.values()}
     for name, stream in streams.items():
         if stream is not None and not isinstance(stream, Cleaned):
@@ -113,13 +113,13 @@ def cleaning() -> Iterator[None]:
 
 
 def guard() -> None:
-    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails or is closed at the start."""
+    """Make print, warnings, logs and the last flush survive a stdout or stderr that fails or is closed at the start."""
     secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number, which is this one
     for number, name in NAMES.items():
         stream = getattr(sys, name)
         if isinstance(getattr(getattr(stream, "buffer", None), "raw", None), Undying):
@@ -134,7 +134,7 @@ def guard() -> None:
 
 
 def command(main: Callable[[], object]) -> NoReturn:
-    """Run a command whose result is its output; end the process with the exit code of `main`. `| head` is no error."""
+    """Run a command whose result is its output; exits with the code of `main`. A closed pipe (`| head`) is no error."""
     guard()
     try:
         code = main()
@@ -145,7 +145,7 @@ def command(main: Callable[[], object]) -> NoReturn:
 
 
 def finished(code: int) -> int:
-    """Flush the output; the exit code of a command that returned `code`."""
+    """Flush the output; returns the exit code of a command that returned `code`."""
     for name in NAMES.values():
         getattr(sys, name).flush()
     cut_off = "stdout" in lost and lost["stdout"].errno != errno.EPIPE

@@ -1,4 +1,4 @@
-"""Command line flags from dataclass fields: one group per dataclass, one flag per field, nothing written twice."""
+"""Command-line flags from dataclass fields: one group per dataclass, one flag per field."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import difflib
 import inspect
 import math
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +19,19 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from prolip.utils.documents import shown
 
-# argparse's own, before Python 3.14, takes -1e1 for a flag.
+WIDEST = 60  # characters of choices that a metavar shows
+# Before Python 3.14, argparse's own pattern reads -1e1 as a flag.
 NEGATIVE_NUMBER = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$|^-inf$", re.IGNORECASE)
 
 
 class FlagError(ValueError):
-    """A flag or a setting that cannot be taken; the message says which one to use."""
+    """An invalid flag or setting; the message names the one to use."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy. An action's `least`: its smallest
-    number.
+    """argparse without abbreviations, with exceptions that name a remedy. An action's `least`: its smallest number.
 
-    retired: other flags, without dashes -> what to type; `*` ends a prefix; "": for a word that belongs to no flag.
+    retired: other flags, without dashes -> what to type; `*` ends a prefix; "": for a word without a flag.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
@@ -42,17 +43,17 @@ class Parser(argparse.ArgumentParser):
         raise FlagError(f"{message} ({self.prog} --help)")
 
     def parse_strictly(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags that were given, or FlagError with the flag to use instead."""
+        """Return the given flags; FlagError with the flag to use instead."""
         others = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in [] if others else arguments[: arguments.index("--") if "--" in arguments else None]:
-            # before argparse complains of a missing flag, which may be the mistyped one
-            name = word.partition("=")[0]  # argparse takes what has a space for a value, too
+            # before argparse reports a missing flag, which may be the mistyped one
+            name = word.partition("=")[0]  # a word with a space is a value, as in argparse
             if name.startswith("--") and " " not in name and name not in (known := self.flags()):
                 raise FlagError(explain_unknown(word, known, self.retired))
         given, unknown = self.parse_known_args(arguments)
         if unknown:
             remedy = self.retired.get("", "give settings as --flag value")
-            raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: {remedy}")
+            raise FlagError(f"got {' '.join(unknown)!r} without a flag: {remedy}")
         for action in self._actions:
             value, least = getattr(given, action.dest, None), getattr(action, "least", None)
             if least is not None and isinstance(value, int) and value < least and value != action.default:
@@ -60,12 +61,12 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def flags(self) -> list[str]:
-        """Every long flag."""
+        """Return all long flags."""
         return sorted(word for action in self._actions for word in action.option_strings if word.startswith("--"))
 
 
 def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str]) -> str:
-    """What to type for an unknown flag."""
+    """Return the message for an unknown flag, with what to type instead."""
     known = list(known)
     flag = word.split("=")[0]
     kebab = flag.replace("_", "-")
@@ -79,34 +80,34 @@ def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str])
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Up to three known words close to this one in any case, nearest first."""
+    """Return up to three known words similar to this one in any case, nearest first."""
     lower = {name.lower(): name for name in known}
     return [lower[name] for name in difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)]
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The known words close to an unknown one as a question; where there are none, `otherwise` or all of them."""
+    """Ask for the known words similar to an unknown one; without any, return `otherwise` or a list of all."""
     known = list(known)
     near = nearest(word, known)
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"choose from {', '.join(known)}"
 
 
 def flag_of(name: str) -> str:
-    """train_data -> --train-data."""
+    """Convert train_data to --train-data."""
     return "--" + name.replace("_", "-")
 
 
-def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
-    """FlagError where more than one of these settings is given."""
+def check_alone(config: Any, names: Iterable[str], remedy: str) -> None:
+    """Raise FlagError if more than one of these settings is given."""
     given = [flag_of(name) for name in names if getattr(config, name) is not None]
     if len(given) > 1:
-        raise FlagError(f"{' and '.join(given)} contradict each other: give {wanted}")
+        raise FlagError(f"{' and '.join(given)} contradict each other: give {remedy}")
 
 
 def check_range(  # noqa: PLR0913 (the ends of a range)
     config: Any, *names: str, least: float = 0, most: float = math.inf, above=False, below=False, remedy: str = ""
 ) -> None:
-    """FlagError for a number below `least` or above `most`, equal to an end that is `above` or `below`, or infinite."""
+    """Raise FlagError for a number outside [least, most], without ends that are `above` or `below`, or infinite."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, str | None):
@@ -121,7 +122,7 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
 
 
 def check_choices(config: Any) -> None:
-    """FlagError for a field of a Literal type, or with `choices`, that has another value."""
+    """Raise FlagError for a field of a Literal type, or with `choices`, that has another value."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         hint, value = hints[field.name], getattr(config, field.name)
@@ -131,23 +132,24 @@ def check_choices(config: Any) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
-    """One argument group for a dataclass, one flag for each of its fields; flags not given leave no value."""
-    # a dataclass without a docstring of its own gets its signature as one
+    """Add one argument group for a dataclass, with one flag per field; absent flags leave no value."""
+    # the docstring of a dataclass without one is its signature
     text = "" if (config.__doc__ or "").startswith(f"{config.__name__}(") else inspect.getdoc(config) or ""
-    group = parser.add_argument_group(section, re.split(r"(?<=\.)\s", text.replace("\n", " "))[0])
+    first = re.split(r"(?<=\.)\s", text.replace("\n", " "))[0]
+    group = parser.add_argument_group(section, textwrap.fill(first, 78))
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if field.name in leave_out:
             continue
         own = argument_settings(hints[field.name], field.metadata.get("choices"), field.metadata.get("also", ""))
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        told = "" if default in (None, (), [], {}, "", dataclasses.MISSING) else f" (default: {default})"
-        own |= {"help": f"{field.metadata.get('help', '')}{told}".replace("%", "%%")}
+        ending = "" if default in (None, (), [], {}, "", dataclasses.MISSING) else f" (default: {default})"
+        own |= {"help": with_choices(f"{field.metadata.get('help', '')}{ending}", own).replace("%", "%%")}
         group.add_argument(flag_of(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS, **own)
 
 
 def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
-    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
+    """Return argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)
     if inner is bool:
@@ -169,25 +171,31 @@ def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str
             return word
         return None if optional and word.lower() == "none" else inner(word)
 
-    convert.__name__ = inner.__name__  # argparse names it in its message
+    convert.__name__ = inner.__name__  # argparse's messages use this name
     settings |= {"type": convert, "metavar": inner.__name__.upper()}
     if choices is not None:
-        settings |= {"choices": tuple(choices), "metavar": "{" + ",".join(map(str, choices)) + "}"}
+        text = "{" + ",".join(map(str, choices)) + "}"
+        settings |= {"choices": tuple(choices), "metavar": text if len(text) <= WIDEST else "CHOICE"}
     return settings
 
 
+def with_choices(help: str, settings: Mapping[str, Any]) -> str:
+    """Append the choices to a help text if the metavar does not show them."""
+    return f"{help}; one of {', '.join(settings['choices'])}" if settings.get("metavar") == "CHOICE" else help
+
+
 def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
-    """The dataclass with these values, as flags or a config file gave them; unknown names are refused."""
+    """Build the dataclass from values of flags or a config file; FlagError for unknown names."""
     hints = typing.get_type_hints(config)
     names = {field.name: field.metadata.get("also", "") for field in dataclasses.fields(config)}
     for name in (name for name in values if name not in names):
-        remedy = did_you_mean(str(name)[:80], names, f"it has {', '.join(names) or 'no settings'}")
+        remedy = did_you_mean(str(name)[:80], names, f"use {', '.join(names) or 'none, it has no settings'}")
         raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
     return config(**{name: check_type(f"{section}.{name}", v, hints[name], names[name]) for name, v in values.items()})
 
 
 def check_type(name: str, value: Any, hint: Any, also: str = "") -> Any:
-    """A value from a file in its field's type: lists become tuples, whole numbers floats. also: as above."""
+    """Convert a value from a file to its field's type: lists to tuples, integers to floats. also: as in `option`."""
     inner, optional = _unwrap_optional(hint)
     if (value is None and optional) or (also and isinstance(value, str) and re.fullmatch(also, value)):
         return value
@@ -205,9 +213,9 @@ def check_type(name: str, value: Any, hint: Any, also: str = "") -> Any:
         raise FlagError(f"{flag_of(name.rpartition('.')[2])} is {value}: give a finite number")
     if inner is int and isinstance(value, int) and abs(value) >= 2**63:
         raise FlagError(f"{name} is {shown(value)}: give a number below 2^63")
-    wanted = object if origin is Literal else origin or inner
-    if origin is Literal or not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        choice = f"one of {', '.join(map(str, kinds))}" if origin is Literal else f"a {wanted.__name__}"
+    expected = object if origin is Literal else origin or inner
+    if origin is Literal or not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        choice = f"one of {', '.join(map(str, kinds))}" if origin is Literal else f"a {expected.__name__}"
         raise FlagError(f"{name} is {shown(value)}, a {type(value).__name__}: give {choice}")
     return value
 
@@ -222,7 +230,7 @@ def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
 
 
 class _Pairs(argparse.Action):
-    """key=value words into a dict; values are Python literals, or strings where they are none."""
+    """Action that parses key=value words into a dict; values are Python literals, or else strings."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         pairs = {}

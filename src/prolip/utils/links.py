@@ -1,4 +1,4 @@
-"""Symbolic links in a folder: those that stay inside it are followed, all others are refused."""
+"""Symbolic links in a folder: links inside it are followed, all others are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
-    """ValueError for a link out of the folder, which may be a link itself; the hub's snapshots link to its blobs."""
+    """Raise ValueError for a link out of the folder, which may itself be a link; the hub's snapshots link to blobs."""
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if os.path.islink(path) and not any(map(target.is_relative_to, roots)):
@@ -16,17 +16,17 @@ def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
 
 
 def check_links(folder: str | os.PathLike) -> None:
-    """ValueError for a file directly in a folder that is a link out of it."""
+    """Raise ValueError if a file directly in a folder is a link out of it."""
     for path in sorted(Path(folder).iterdir()):
         if path.is_file():
             check_inside(folder, path)
 
 
 def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Every folder of a root, or of the part `below` it, with the names of its files, both in alphabetical order.
+    """Yield every folder of a root, or of the part `below` it, with the names of its files, both sorted.
 
-    Hidden folders are skipped, and links that would make paths endless: back to a folder of the path or, below a link,
-    to one that was followed there. ValueError for a link out of the root, OSError for a folder that cannot be listed.
+    Skips hidden folders, and links that would make paths endless: back to a folder of the path or, below a link, to a
+    folder already followed there. ValueError for a link out of the root, OSError for a folder that cannot be listed.
     """
 
     def refuse(error: OSError) -> None:
@@ -35,7 +35,7 @@ def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[s
     start = os.path.join(root, below) if below else os.fspath(root)
     if below:
         check_inside(root, start)
-    # folder -> the real folders of the links on its path, and the targets that were followed below the first link
+    # folder -> the real folders of the links on its path, and the targets followed below the first link
     jumps: dict[str, tuple[tuple[str, ...], set[str]]] = {}
     for folder, folders, names in os.walk(start, followlinks=True, onerror=refuse):
         (way, followed), kept = jumps.pop(folder, ((), set())), []

@@ -1,4 +1,4 @@
-"""Public names that are imported late, and names that moved, whose old places raise an error with the new one."""
+"""Public names with late imports, and moved names, whose old places raise an error with the new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-#: Module that was a command -> verb.
+#: Module that was once a command -> verb.
 DOORS = {
     f"prolip.{verb}": verb for verb in ("curate", "figures", "hierarchy", "hub", "prompts", "report", "search")
 } | {
@@ -23,8 +23,8 @@ DOORS = {
     "prolip.export": "export graph",
     "prolip.uncertainty": "uncertainty",
 }
-#: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
-#: `__getattr__` (`late`).
+#: Documented module, or name in one -> its new place. For an old name of an existing module, the module's `__getattr__`
+#: (`late`) raises.
 MOVED = {
     "prolip.hierarchy.figures": "prolip.hierarchy.levels",
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
@@ -69,9 +69,9 @@ MOVED = {
 
 
 def late(package: str, places: Mapping[str, str], moved: Mapping[str, str] = {}) -> Callable[[str], Any]:
-    """The `__getattr__` of a package or module.
+    """Return the `__getattr__` of a package or module.
 
-    places: name -> module of the package that has it, "" for a module itself; moved: former name -> its new one.
+    places: name -> module of the package that defines it, "" for a module itself; moved: former name -> new name.
     """
 
     def find(name: str) -> Any:
@@ -86,16 +86,16 @@ def late(package: str, places: Mapping[str, str], moved: Mapping[str, str] = {})
 
 
 class Signpost(MetaPathFinder):
-    """Finds no module, and says where one of `MOVED` is now."""
+    """Finder that reports the new place of a module of `MOVED`; it finds no module."""
 
     def find_spec(self, fullname, path=None, target=None):
-        """None; ImportError for a module that moved."""
+        """Return None; ImportError for a moved module."""
         if new := MOVED.get(fullname):
             raise ImportError(f"{fullname} is now {new}: import it from there", name=fullname)
 
 
 def refuse() -> None:
-    """End the process where one of these modules is started as a program."""
+    """Exit with an error if one of these modules is started as a program."""
     words = sys.orig_argv
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     if verb := DOORS.get(module.removesuffix(".__main__")):

@@ -1,4 +1,4 @@
-"""Check the place of results before the work starts, commit files and folders by one rename, lock files and folders."""
+"""Checks of output paths before the work starts, atomic writes of files and folders by rename, and locks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from prolip.utils.console import plain
 
 
 def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, mark: str = "") -> None:
-    """ValueError unless a file, or with `folder` files below a folder, can be written at this path.
+    """Raise ValueError unless a file (or with `folder`, files in a folder) can be written at this path.
 
-    size: bytes that must be free there; mark: a file of the caller's own folders: others with files are refused.
+    size: bytes that must be free there. mark: file of the caller's own folders; other folders with files are refused.
     """
     place, other, whole = Path(path), "give another path", os.R_OK | os.W_OK | os.X_OK
     there = place.exists()
@@ -32,7 +32,7 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
         remedy = "give a folder" if folder else f"give a file, such as {place / 'results.json'}"
         raise ValueError(f"{place} is a {'file' if folder else 'folder'}: {remedy}")
     if there and not os.access(place, whole if folder else os.W_OK):
-        raise ValueError(f"{place} cannot be written, you may not write to it: {other}")
+        raise ValueError(f"cannot write to {place} (no permission): {other}")
     if _is_stream(place):
         return
     place = Path(os.path.realpath(place))  # a file is replaced by a rename in the folder that holds it
@@ -40,39 +40,39 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
     while not above.exists():
         above = above.parent
     if not above.is_dir() or not os.access(above, whole):
-        why = f"you may not write to {above}" if above.is_dir() else f"{above} is a file"
-        raise ValueError(f"{path} cannot be written, {why}: {other}")
-    try:  # file systems such as /proc refuse what the permissions allow
+        why = f"no permission for {above}" if above.is_dir() else f"{above} is a file"
+        raise ValueError(f"cannot write to {path} ({why}): {other}")
+    try:  # file systems such as /proc refuse writes despite the permissions
         tempfile.TemporaryFile(dir=above).close()
         disk = shutil.disk_usage(above)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror} in {above}): {other}") from None
-    if disk.total and disk.free < size:  # some network file systems tell no sizes
-        wanted, free = (f"{count / 2**20:,.0f} MiB" for count in (size, disk.free))
-        raise ValueError(f"{path} takes about {wanted}, and {free} are free in {above}: make room, or {other}")
+        raise ValueError(f"cannot write to {path} ({error.strerror} in {above}): {other}") from None
+    if disk.total and disk.free < size:  # some network file systems report no sizes
+        needed, free = (f"{count / 2**20:,.0f} MiB" for count in (size, disk.free))
+        raise ValueError(f"{path} needs about {needed}, but {free} are free in {above}: free space, or {other}")
     if mark and there and not (place / mark).exists() and (found := sorted(os.listdir(place))):
-        gone = f"{found[0]!r} in it would be deleted"
-        raise ValueError(f"{path} has no {mark}, and {gone}: give a new or an empty folder")
+        deleted = f"{found[0]!r} in it would be deleted"
+        raise ValueError(f"{path} has no {mark}, so {deleted}: give a new or an empty folder")
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds.
+    """Yield a temporary path next to `target`; sync it and rename it to `target` when the block succeeds.
 
-    The target of a link is replaced, the link stays. A pipe or device is yielded itself.
+    For a link, this replaces its target. A pipe or device is yielded unchanged.
     """
     if _is_stream(target):
-        with _told(target):
+        with _full_disk(target):
             yield target
         return
     target = Path(os.path.realpath(target))
-    temporary = _beside(target)
+    temporary = _temporary(target)
     temporary.touch(exist_ok=False)
     mode = (target if target.exists() else temporary).stat().st_mode
     try:
-        with _told(target):
+        with _full_disk(target):
             yield temporary
-            temporary.chmod(mode)  # safetensors makes files private, and others are to read it
+            temporary.chmod(mode)  # safetensors makes files private; keep them readable for others
             sync(temporary)
             os.replace(temporary, target)
             sync(target.parent)
@@ -82,10 +82,10 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
-    """Yield an empty folder beside `target`; sync it and put it in the place of `target` when the block succeeds.
+    """Yield an empty folder next to `target`; sync it and replace `target` with it when the block succeeds.
 
-    Former entries are deleted then, but for the names that are `kept`. In a folder that cannot be renamed (a mount
-    point, the current folder) entries are replaced one by one: a kill leaves a part.
+    This deletes former entries, except names that are `kept`. In a folder that cannot be renamed (a mount point, the
+    current folder), entries are replaced one by one: a kill may leave only some replaced.
     """
     target = Path(os.path.realpath(target))
     if target.exists() and not target.is_dir():
@@ -93,10 +93,10 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
     stays = target.is_dir() and (target.is_mount() or not os.access(target.parent, os.W_OK | os.X_OK))
     with suppress(FileNotFoundError):  # the current folder may be deleted
         stays |= Path.cwd().is_relative_to(target)
-    temporary = _beside(target / "new" if stays else target)
+    temporary = _temporary(target / "new" if stays else target)
     temporary.mkdir()
     try:
-        with _told(target):
+        with _full_disk(target):
             yield temporary
             mode = temporary.stat().st_mode & 0o666
             for path in (Path(here, name) for here, _, names in os.walk(temporary) for name in names):
@@ -104,7 +104,7 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
                 sync(path)
             old, new = (set(os.listdir(place)) if place.exists() else set() for place in (target, temporary))
             for name in old - new - {temporary.name}:
-                if kept(name) is not stays:  # taken over, or taken out
+                if kept(name) is not stays:  # moved to the new folder, or out of the old one
                     (os.rename if stays else _link)(target / name, temporary / name)
             if target.exists():
                 shutil.copymode(target, temporary)
@@ -121,26 +121,26 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
+def _full_disk(target: Path) -> Iterator[None]:
     """Turn the error of a full disk into an OSError with the target and the remedy."""
     try:
         yield
     except Exception as error:
-        found = re.search(r"(?:os error|Os { code:) (\d+)", str(error))  # safetensors has an exception of its own
+        found = re.search(r"(?:os error|Os { code:) (\d+)", str(error))  # safetensors has its own exception
         number = int(found[1]) if found else getattr(error, "errno", None)
         if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        why = f"{target} was not written ({os.strerror(number)}): make room on its disk, or give another place"
+        why = f"{target} was not written ({os.strerror(number)}): free space on its disk, or give another path"
         raise OSError(number, why) from error
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether this is a pipe or a device, such as /dev/stdout."""
+    """Return True for a pipe or a device, such as /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _link(old: str | Path, new: str | Path) -> None:
-    """Give a file or folder a second name, by hard links or else as a copy."""
+    """Give a file or folder a second name, by hard links or else by a copy."""
     if os.path.isdir(old) and not os.path.islink(old):
         shutil.copytree(old, new, symlinks=True, copy_function=_link)
         return
@@ -151,7 +151,7 @@ def _link(old: str | Path, new: str | Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -162,8 +162,8 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def _beside(target: Path) -> Path:
-    """A new hidden name next to `target`, in a folder that is made."""
+def _temporary(target: Path) -> Path:
+    """Return a new hidden path next to `target`; makes the folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target.parent)
     return target.with_name(f".{target.name[:30]}.{_here()}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
@@ -171,29 +171,29 @@ def _beside(target: Path) -> Path:
 
 @cache
 def _here() -> str:
-    """The name space of process numbers: the machine and this container."""
+    """Return the name space of process numbers: the machine and this container."""
     numbers = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()}.{numbers.stat().st_ino if numbers.exists() else 0}"
 
 
 @cache
 def _sweep(folder: Path) -> None:
-    """Delete the temporary files of killed writers of this machine in a folder, once a process."""
+    """Delete temporary files of killed writers of this machine in a folder, once per process."""
     left = re.compile(rf"\..*\.{re.escape(_here())}\.(\d+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     for entry in os.scandir(folder):
         if owner := left.fullmatch(entry.name):
             try:
-                os.kill(int(owner[1]), 0)  # no signal, an error without such a process
+                os.kill(int(owner[1]), 0)  # sends no signal; raises if there is no such process
             except ProcessLookupError:
                 shutil.rmtree(entry.path, ignore_errors=True)
-                with suppress(OSError):  # no file, or of another user
+                with suppress(OSError):  # not a file, or of another user
                     os.unlink(entry.path)
-            except PermissionError:  # there is one, of another user
+            except PermissionError:  # a process of another user
                 pass
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """Exchange `new` and `target` in one step, on file systems such as NFS in two, or rename without a target."""
+    """Exchange `new` and `target` in one step (in two on file systems such as NFS), or rename without a target."""
     if not os.path.lexists(target):
         os.rename(new, target)
         return
@@ -203,7 +203,7 @@ def _exchange(new: Path, target: Path) -> None:
             return
         if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(number, os.strerror(number), str(target))
-    former = target.with_name(f"{target.name}.former-{secrets.token_hex(4)}")  # not hidden, or it would be swept
+    former = target.with_name(f"{target.name}.former-{secrets.token_hex(4)}")  # not hidden: `_sweep` would delete it
     os.rename(target, former)
     try:
         os.rename(new, target)
@@ -214,8 +214,8 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """Lock a file, with its owner's name and the time, until the returned one is closed; None where it is locked."""
-    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held as long as its user wants
+    """Lock a file until the returned one is closed, and write owner and time to it; None if it is already locked."""
+    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -229,7 +229,7 @@ def lock(path: Path) -> IO[str] | None:
 
 
 def holder_of(path: Path) -> str:
-    """The owner of a lock, from its file."""
+    """Read the owner of a lock from its file."""
     found = ""
     with suppress(OSError):
         found = plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200])

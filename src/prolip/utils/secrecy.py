@@ -1,4 +1,4 @@
-"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`."""
+"""Removal of possible secrets from addresses: user info, queries, fragments, and the commands of `pipe:`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from braceexpand import braceexpand
 SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*://"
 URL = re.compile(rf"({SCHEME})(.*?)(?=(?:[,{{\s]|::)+{SCHEME}|$)", re.DOTALL)
 URL_IN_TEXT = re.compile(rf"{SCHEME}[^\s'\"<>`]*[^\s'\"<>`.,;:)\]!]")
-#: As libraries report a request: the path and the query without the host.
+#: The path and the query without the host, as libraries report requests.
 QUERY_IN_TEXT = re.compile(r"(/[^\s'\"?]*)\?[^\s'\"()]*=[^\s'\"()]*")
 PIPE = re.compile(r"(\s*(?:[\w-]+:)*pipe:)(?!sha256=)(.+)", re.DOTALL)
-RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")  # of a brace pattern, which holds no secret
+RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")  # range of a brace pattern, without secrets
 RANGES_FROM, ROUNDS, MASK = 0xE000, 100_000, "***"
-MOST, LEAST = 200, 6  # addresses of a brace pattern that are written out, characters of a secret
+MOST, LEAST = 200, 6  # maximum of expanded addresses of a brace pattern, minimum characters of a secret
 
-salt = secrets.token_hex(8)  # Of this run; one that goes on takes over the salt of its checkpoint
-#: What to leave out of all text, commands and secret parts of URLs: patterns with their substitutes.
+salt = secrets.token_hex(8)  # of this run; a resumed run adopts the salt of its checkpoint
+#: Secrets to remove from all text (commands, secret parts of URLs): patterns with their substitutes.
 hidden: dict[str, tuple[re.Pattern[str], str]] = {}
 
 
@@ -36,18 +36,18 @@ def _tag(text: str, salted: str) -> str:
 
 
 def tag(text: str, salted: str | None = None) -> str:
-    """SALT-HASH of a secret text, slow by intention: a password is not found by trying many."""
+    """Return SALT-HASH of a secret text; deliberately slow, against guessing of passwords."""
     return _tag(text, salted or salt)
 
 
 def adopt(tagged: str) -> None:
-    """Hash with the salt of this tag from now on, so that equal texts have equal tags."""
+    """Use the salt of this tag from now on, so that equal texts have equal tags."""
     global salt
     salt = tagged.partition("-")[0]
 
 
 def redacted(value: Any) -> Any:
-    """The same address, or list of addresses joined by `::`, without secrets; of a nested value, every text in it.
+    """Return an address, or addresses joined by `::`, without secrets; for a nested value, redact every text in it.
 
     `https://user:password@host/a.tar?key=x#y` -> `https://host/a.tar`; `pipe:command` -> `pipe:sha256=SALT-HASH`.
     """
@@ -69,12 +69,12 @@ def redacted(value: Any) -> Any:
 
 
 def _alternatives(source: str) -> Iterator[str]:
-    """The addresses of a brace pattern, its ranges as they are."""
+    """Yield the addresses of a brace pattern, with its ranges unchanged."""
     ranges, numbers = RANGE.findall(source), count(RANGES_FROM)
     text = RANGE.sub(lambda _: chr(next(numbers)), source)
     try:
         found = list(islice(braceexpand(text, escape=False), MOST)) if "{" in text else [text]
-    except (ValueError, RecursionError):  # not balanced or too deep, which is reported elsewhere
+    except (ValueError, RecursionError):  # unbalanced or too deep, reported elsewhere
         found = [text]
     for one in found:
         for number, pattern in enumerate(ranges):
@@ -83,7 +83,7 @@ def _alternatives(source: str) -> Iterator[str]:
 
 
 def _divided(found: re.Match[str]) -> tuple[str, str, str]:
-    """User info, host with path, and query with fragment of a URL. A password may hold what should be encoded."""
+    """Split a URL into user info, host with path, and query with fragment. Passwords may hold unencoded characters."""
     rest = found[2]
     if found[1].lower() == "file://":
         return "", rest, ""
@@ -96,7 +96,7 @@ def _divided(found: re.Match[str]) -> tuple[str, str, str]:
 
 
 def hide(value: Any) -> None:
-    """Leave the secrets of these addresses out of all text that `scrub` sees from now on."""
+    """Make `scrub` remove the secrets of these addresses from now on."""
     if isinstance(value, (dict, list, tuple)):
         for inner in value.values() if isinstance(value, dict) else value:
             hide(inner)
@@ -113,12 +113,12 @@ def hide(value: Any) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A pattern of a text as it is, or as repr and JSON write it."""
+    """Return a pattern of a text as written, or as repr and JSON write it."""
     return re.sub(r"\\\\|['\"]", lambda found: rf"\\*{found[0]}", re.escape(text))
 
 
 def scrub(text: str, queries: bool = True) -> str:
-    """Text, such as an error message, without user info, secrets that `hide` knows and, with `queries`, queries."""
+    """Remove user info, the secrets of `hide` and (with `queries`) queries from text such as an error message."""
 
     def shortened(found: re.Match[str]) -> str:
         _, place, query = _divided(found)
@@ -133,7 +133,7 @@ def scrub(text: str, queries: bool = True) -> str:
 
 
 def said_by(command: str, text: str) -> str:
-    """What a command wrote to stderr, without the words of the command: names of programs and paths stay."""
+    """Mask the words of a command in its stderr text; names of programs and paths stay."""
     words = set(re.split(r"[\s'\"`=:;|&<>(){},@?#]+", command))
     for word in sorted(words, key=len, reverse=True):
         if len(word) >= 4 and not word.startswith(("/", ".", "-", "http")) and not which(word):

@@ -1,4 +1,4 @@
-"""An ordered prefetching map over threads, for work without the interpreter's lock, as Pillow's and torch's."""
+"""An ordered prefetching map over threads, for work that releases the interpreter's lock, such as Pillow's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-#: Microseconds of all cores in each period that a container may use, and the period.
+#: Microseconds that a container may use over all cores in each period, and the period.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
-    """`map(work, items)` by threads, in order; no more than `ahead` items are taken early. workers 0: none."""
+    """Yield `map(work, items)` in order, computed by threads up to `ahead` items early. workers 0: no threads."""
     if workers < 1:
         yield from map(work, items)
         return
@@ -31,7 +31,7 @@ def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Ite
 
 
 def cores() -> int:
-    """Cores of this process by its affinity, its container's quota and its SLURM job; torchrun's ranks share them."""
+    """Return the cores of this process, limited by affinity, container quota and SLURM job; torchrun's ranks share."""
     ranks, found = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), [os.cpu_count() or 1]
     found += [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     with suppress(OSError, ValueError):  # no control groups, no quota
@@ -43,19 +43,19 @@ def cores() -> int:
 
 
 def share_busy_cores() -> None:
-    """Let OpenMP's threads sleep instead of spin on a busy machine. Call it before importing torch."""
+    """Make OpenMP's threads sleep instead of spin on a busy machine. Call before importing torch."""
     if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def default_workers() -> int:
-    """Threads for decoding: all cores but one for reading and batching, at most 16."""
+    """Return the number of decoding threads: all cores except one for reading and batching, at most 16."""
     return min(16, cores() - 1)
 
 
 def raise_file_limit() -> None:
-    """Let this process and its workers open as many files as its hard limit allows: each tensor of a worker is one."""
-    with suppress(ImportError, ValueError, OSError):  # Windows; a system may refuse a soft limit without end
+    """Raise the limit of open files of this process and its workers to the hard limit: a worker's tensor is a file."""
+    with suppress(ImportError, ValueError, OSError):  # Windows; a system may refuse an infinite soft limit
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

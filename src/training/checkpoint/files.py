@@ -1,5 +1,5 @@
-"""Checkpoints, `step_N.pt`, written by a thread, checked and loaded. With --fsdp, every rank writes its shards into
-`step_N.shards`, torch's distributed checkpoint, by paths such as `['objective']['model.logit_scale']`.
+"""Writing, checking and loading of checkpoints, `step_N.pt`. With --fsdp, every rank writes its shards to
+`step_N.shards`, torch's distributed checkpoint, under paths such as `['objective']['model.logit_scale']`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from training.parallel import World, from_first, node_of, wait_for_all
 
 FORMAT = 2
 NAME = re.compile(r"^step_(\d+)\.pt$")
-WANTED = "give one of <run>/checkpoints; weights to start from are --pretrained"
+REMEDY = "give a file of <run>/checkpoints, or --pretrained for weights to start from"
 
 
 class Storage:
-    """Files in one folder, each whole or absent. beside: for downloads where temporary folders are memory."""
+    """Files in one folder, each complete or absent. beside: folder for downloads if temporary folders are in memory."""
 
     def __init__(self, url: str, beside: Path = Path()):
         self.filesystem, self.root = url_to_fs(check_address(url))
@@ -53,11 +53,11 @@ class Storage:
         self.url, self.beside = str(self.local or url).rstrip("/"), beside
 
     def path(self, name: str) -> str:
-        """The address of a file."""
+        """Return the address of a file."""
         return f"{self.url}/{name}"
 
     def names(self) -> list[str]:
-        """The names of all files and folders, unordered; none where the folder is missing."""
+        """Return the names of all files and folders, unordered; empty if the folder is missing."""
         self.filesystem.invalidate_cache()
         try:
             found = self.filesystem.ls(self.root, detail=False)
@@ -66,13 +66,13 @@ class Storage:
         return [name.rstrip("/").rsplit("/", 1)[-1] for name in found]
 
     def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> None:
-        """Let `fill` write a file, and rename it to `name` when it is whole."""
+        """Call `fill` to write a file, then rename it to `name` once it is complete."""
         if self.local is not None:
             with replacing(self.local / name) as temporary, open(temporary, "wb") as file:
                 fill(file)
             return
         self.filesystem.makedirs(self.root, exist_ok=True)
-        # not every store hides a file until it is whole, but a move is atomic in all of them
+        # not every store hides a file until it is complete, but a move is atomic in all of them
         hidden = f"{self.root}/.{name}.tmp"
         with self.filesystem.open(hidden, "wb") as file:
             fill(file)
@@ -80,21 +80,21 @@ class Storage:
 
     @contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
-        """A local path of the file while the context lasts; FlagError where there is no disk for a download."""
+        """Yield a local path of the file; FlagError if there is no disk for a download."""
         if self.local is not None:
             yield self.local / name
             return
         places = [tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR") or "", str(self.beside.resolve())]
         disk = next((place for place in places if os.path.isdir(place) and not in_memory(place)), None)
         if disk is None:
-            what = f"downloading a checkpoint from {self.url} takes a folder on a disk"
-            raise FlagError(f"{what}, and {', '.join(filter(None, places))} is memory: set TMPDIR to one")
+            what = f"downloading a checkpoint from {self.url} needs a folder on a disk"
+            raise FlagError(f"{what}, but {', '.join(filter(None, places))} is in memory: set TMPDIR to one on disk")
         with tempfile.TemporaryDirectory(prefix=".checkpoint-", suffix=".tmp", dir=disk) as folder:
             self.filesystem.get_file(f"{self.root}/{name}", str(Path(folder) / name))
             yield Path(folder) / name
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file or folder, replacing what has the new name."""
+        """Rename a file or folder; replaces an existing one."""
         if new in self.names():
             self.delete(new)
         self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}", recursive=True)
@@ -104,12 +104,12 @@ class Storage:
         self.filesystem.rm(f"{self.root}/{name}", recursive=True)
 
     def size(self, name: str) -> int:
-        """Bytes of a file, or of all files in a folder."""
+        """Return the bytes of a file, or of all files in a folder."""
         self.filesystem.invalidate_cache()
         return self.filesystem.du(f"{self.root}/{name}")
 
     def sweep(self) -> list[str]:
-        """Remove temporary files, and shards without their file, of a killed process; returns their names."""
+        """Remove temporary files of a killed process, and shards without a checkpoint file; returns their names."""
         for folder in self.beside.glob(".checkpoint-*.tmp") if self.local is None else ():
             shutil.rmtree(folder)
         there = {*self.names()}
@@ -121,33 +121,33 @@ class Storage:
 
 
 def in_memory(folder: str) -> bool:
-    """Whether a folder is on tmpfs or ramfs; False where the system does not tell."""
+    """Return True if a folder is on tmpfs or ramfs; False if the system does not report it."""
     mounts = Path("/proc/self/mounts")
-    lines = mounts.read_text("utf-8").splitlines() if mounts.exists() else []  # none on another system than Linux
+    lines = mounts.read_text("utf-8").splitlines() if mounts.exists() else []  # Linux only
     kinds, place = {line.split()[1]: line.split()[2] for line in lines}, Path(folder).resolve()
     kind = next((kinds[str(above)] for above in (place, *place.parents) if str(above) in kinds), "")
     return kind in ("tmpfs", "ramfs")
 
 
 def shards_of(name: str) -> str:
-    """The folder beside a checkpoint's file."""
+    """Return the name of the shard folder of a checkpoint file."""
     return name.removesuffix(".pt") + ".shards"
 
 
 def list_steps(storage: Storage) -> list[int]:
-    """Steps of all checkpoints, newest first."""
+    """Return the steps of all checkpoints, newest first."""
     return sorted((int(match[1]) for name in storage.names() if (match := NAME.match(name))), reverse=True)
 
 
 def by_path(state: Any) -> dict[str, Any]:
-    """The leaves of a state by their paths."""
+    """Return the leaves of a state by path."""
     return {keystr(path): leaf for path, leaf in tree_flatten_with_path(state)[0]}
 
 
 def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str]]:
-    """(address or None, why newer ones are skipped) of the named file, or of the run's newest valid checkpoint."""
+    """Return (address or None, why newer ones are skipped): the named file, or the run's newest valid checkpoint."""
     if resume not in ("latest", "auto"):
-        check_checkpoint(resume, remedy="; --resume auto takes the newest whole one of the run")
+        check_checkpoint(resume, remedy="; --resume auto uses the newest valid checkpoint of the run")
         return resume, []
     passed_over: list[str] = []
     for step in list_steps(storage):
@@ -158,24 +158,24 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
         except FlagError as error:
             passed_over.append(str(error))
     if passed_over:
-        remedy = "instead of --resume, --overwrite deletes the run and begins it again, another --name leaves it"
+        remedy = "replace --resume with --overwrite to start the run again, or give another --name"
         why = "; ".join(passed_over)
-        raise FlagError(f"--resume {resume} found no checkpoint that can be loaded ({why}): {remedy}")
+        raise FlagError(f"--resume {resume} found no valid checkpoint ({why}): {remedy}")
     if resume == "latest":
-        raise FlagError(f"--resume {resume}: {storage.url} holds none: --resume auto begins at step 0")
+        raise FlagError(f"--resume {resume}: {storage.url} holds no checkpoint: --resume auto starts at step 0")
     return None, []
 
 
 def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> None:
-    """FlagError for a checkpoint, given by `flag`, that is missing, cut off or damaged by the CRC-32 of a part."""
+    """Raise FlagError if a checkpoint, given by `flag`, is missing, truncated or damaged (CRC-32)."""
     folder, _, name = address.rpartition("/")
     storage = Storage(folder or ".")
     if name not in storage.names():
-        raise FlagError(f"{flag} {address}: there is no such file; --resume auto takes the newest of the run")
+        raise FlagError(f"{flag} {address} does not exist; --resume auto uses the newest checkpoint of the run")
     if storage.filesystem.isdir(f"{storage.root}/{name}"):
         found = [*checkpoints_in(Path(address)), *checkpoints_in(Path(address) / "checkpoints")]
         newest = f", such as {found[-1]}" if found else ""
-        remedy = f"give a file in it{newest}, or --name of the run with --resume latest"
+        remedy = f"give a file in it{newest}, or --name RUN --resume latest"
         raise FlagError(f"{flag} {address} is a folder: {remedy}")
     with storage.fetched(name) as path:
         try:
@@ -183,9 +183,9 @@ def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> 
                 damaged = archive.testzip()
         except Exception as error:  # zipfile raises many kinds for a damaged file
             what = appearance_of(path).what
-            why = f"cut off or damaged ({error}){remedy}" if "zip archive" in what else f"it is {what}; {WANTED}"
+            why = f"truncated or damaged ({error}){remedy}" if "zip archive" in what else f"it is {what}; {REMEDY}"
             raise FlagError(f"{address} cannot be loaded: {why}") from None
-    wrong = "" if damaged is None else f"its part {damaged} is not what was written"
+    wrong = "" if damaged is None else f"its part {damaged} is damaged"
     if not wrong and (shards := shards_of(name)) in storage.names():
         wrong = damage_of(storage, shards)
     if wrong:
@@ -193,7 +193,7 @@ def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> 
 
 
 def damage_of(storage: Storage, folder: str, contents: bool = True) -> str:
-    """What is wrong with the shards in a folder, or nothing. contents: also compute every part's CRC-32."""
+    """Describe the damage of the shards in a folder; empty if valid. contents: also compute every part's CRC-32."""
     files, found = defaultdict(list), storage.filesystem
     try:
         for part in FsspecReader(storage.path(folder)).read_metadata().storage_data.values():
@@ -204,7 +204,7 @@ def damage_of(storage: Storage, folder: str, contents: bool = True) -> str:
         path = f"{storage.root}/{folder}/{name}"
         try:
             if found.size(path) < max(map(sum, parts)):
-                return f"{folder}/{name} is cut off"
+                return f"{folder}/{name} is truncated"
             with found.open(path) as file:
                 for offset, length in sorted(parts) if contents else ():
                     file.seek(offset)
@@ -219,39 +219,39 @@ def damage_of(storage: Storage, folder: str, contents: bool = True) -> str:
 
 
 def load_checkpoint(address: str | Path) -> dict[str, Any]:
-    """The whole state on the CPU; FlagError for a file that is damaged or no checkpoint of ours."""
+    """Return the whole state on the CPU; FlagError if the file is damaged or not a checkpoint of a run."""
     return load_shards(read_checkpoint(address, World()), shards_of(str(address)))
 
 
 def read_checkpoint(address: str | Path, world: World) -> dict[str, Any]:
-    """The state on the CPU, without the values of sharded tensors; all ranks together. FlagError as `load_checkpoint`.
+    """Return the state on the CPU, without values of sharded tensors; on all ranks. FlagError as `load_checkpoint`.
 
-    The file is mapped: a machine reads and holds it once for all its ranks. Copy what outlives the start of the run.
+    The file is memory-mapped: a machine holds it once for all its ranks. Copy tensors used after the start of the run.
     """
     folder, _, name = str(address).rpartition("/")
     with node_of(world) as node, contextlib.ExitStack() as held:
         path = from_first(lambda: held.enter_context(Storage(folder or ".").fetched(name)), node)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error says it
+                warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error reports it
                 state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises many kinds for a damaged file
             reason = str(error).strip().split("\n")[0]
-            why = f" ({type(error).__name__}: {reason[:120]}): {WANTED}"
+            why = f" ({type(error).__name__}: {reason[:120]}): {REMEDY}"
             if foreign := foreign_objects(path, error):
-                why = f": it holds Python objects besides tensors ({foreign}), so no run wrote it; {WANTED}"
+                why = f": it holds Python objects other than tensors ({foreign}), so no run wrote it; {REMEDY}"
             elif "TorchScript" in reason:
-                why = f": it is a TorchScript archive; {WANTED}"
+                why = f": it is a TorchScript archive; {REMEDY}"
             raise FlagError(f"{address} cannot be loaded{why}") from None
-        wait_for_all(node)  # before the file goes
+        wait_for_all(node)  # before the file is deleted
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FlagError(f"{address} is no checkpoint of this program (format {FORMAT}): {WANTED}")
+        raise FlagError(f"{address} is not a checkpoint of a run (format {FORMAT}): {REMEDY}")
     return state
 
 
 def load_shards(state: Any, place: str, patterns: Mapping[str, Any] | None = None, group: Any = None) -> Any:
-    """The state with the values of its shards in `place`. patterns: tensors by path, of which only this rank's shards
-    are read. group: of all ranks, which all must call this; without it, one process reads.
+    """Return the state with the values of its shards in `place`. patterns: tensors by path; only this rank's shards of
+    them are read. group: of all ranks, which must all call this; without it, one process reads.
     """
     found = {}
     for path, leaf in by_path(state).items():
@@ -265,20 +265,20 @@ def load_shards(state: Any, place: str, patterns: Mapping[str, Any] | None = Non
         return state
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*load in a single process")  # which is what is wanted
+            warnings.filterwarnings("ignore", ".*load in a single process")  # as intended
             dcp.load(found, storage_reader=FsspecReader(place), process_group=group, no_dist=group is None)
     except dcp.api.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
-        remedy = "it holds the ranks' shards of a checkpoint and must lie beside its file"
+        remedy = "keep this folder of shards next to its checkpoint file"
         raise FlagError(f"{place} cannot be loaded ({type(cause).__name__}: {cause}): {remedy}") from None
     return tree_map_with_path(lambda path, leaf: found.get(keystr(path), leaf), state)
 
 
 @dataclass
 class CheckpointWriter:
-    """Writes the checkpoints of a run one after the other, in a thread: training waits only for the copy to the host.
+    """Writer of a run's checkpoints, one at a time in a thread. Training waits only for the copy to the host.
 
-    A write that fails is reported by `say` and does not stop the run, unless it is the last one.
+    A failed write is reported by `say`; only the last one stops the run.
     """
 
     storage: Storage
@@ -286,7 +286,7 @@ class CheckpointWriter:
     keep_every: int = 0
     say: Callable[[str], None] = print
     saved: Callable[[str, int], None] = lambda address, step: None  # called once a checkpoint is on the disk
-    group: Any = None  # of all ranks, each with a writer, for a sharded state; else only rank 0 has one
+    group: Any = None  # of all ranks, for a sharded state; otherwise only rank 0 has a writer
 
     def __post_init__(self) -> None:
         self.is_first = self.group is None or dist.get_rank(self.group) == 0
@@ -295,7 +295,7 @@ class CheckpointWriter:
         self.last: str | None = None
 
     def submit(self, state: dict[str, Any]) -> None:
-        """Copy `state` to the host and have it written; waits for the write before."""
+        """Copy `state` to the host and start to write it; waits for the previous write."""
         self.settle()  # before the copy: the host holds one checkpoint at a time
         shards = {path: leaf for path, leaf in by_path(state).items() if isinstance(leaf, DTensor)}
         rest: dict[str, Any] = {"step": state["step"]}
@@ -305,19 +305,19 @@ class CheckpointWriter:
         self.pending = self.thread.submit(self._write, rest, on_host(shards))
 
     def settle(self, final: bool = False) -> None:
-        """Wait for the write under way; with `final`, OSError where it failed."""
+        """Wait for the current write; with `final`, OSError if it failed."""
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
-        error = pending.exception()  # no `except`: torch may raise a worker's end anywhere
+        error = pending.exception()  # no `except`: torch may raise the end of a worker anywhere
         if error is None:
             return
         if final:
-            raise OSError(f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}") from error
-        self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
+            raise OSError(f"the last checkpoint was not written: {error}; fix this, then {WAY_ON}") from error
+        self.say(f"warning: a checkpoint was NOT written; the run continues: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """End the thread behind its last write."""
+        """End the thread after its last write."""
         self.thread.shutdown()
 
     def _write(self, state: dict[str, Any], shards: dict[str, Any]) -> None:
@@ -330,18 +330,18 @@ class CheckpointWriter:
                 rank, (cause, _) = next(iter(error.failures.items()))
                 raise OSError(f"{shards_of(address)}, on rank {rank}: {type(cause).__name__}: {cause}") from error
             if self.is_first and (wrong := damage_of(self.storage, shards_of(name), contents=False)):
-                what = f"{wrong}: every rank writes there, so all machines have to see {self.storage.url}"
-                raise OSError(f"{what}: give a --checkpoint-dir that they share")
+                what = f"{wrong}: every rank writes there, so all machines must share {self.storage.url}"
+                raise OSError(f"{what}: give a shared --checkpoint-dir")
         if not self.is_first:
             return
 
         def fill(file: IO[bytes]) -> None:
             try:
                 torch.save(state, file)
-            except RuntimeError as error:  # torch does not say why
-                said, place = "the store took no more", self.storage.local
+            except RuntimeError as error:  # without a cause
+                said, place = "the store is full or failed", self.storage.local
                 if place is not None:
-                    said = f"{shutil.disk_usage(place).free / 2**20:.0f} MiB are left on the disk of {place}"
+                    said = f"{shutil.disk_usage(place).free / 2**20:.0f} MiB are free on the disk of {place}"
                 raise OSError(f"{said} ({str(error).splitlines()[0]})") from error
 
         self.storage.write(name, fill)
@@ -352,16 +352,16 @@ class CheckpointWriter:
             self.saved(address, state["step"])
             written = [step for step in list_steps(self.storage) if step <= state["step"]]
             for step in obsolete(written, self.keep, self.keep_every):
-                self.storage.delete(f"step_{step}.pt")  # first: without the file, shards are no checkpoint
+                self.storage.delete(f"step_{step}.pt")  # first: shards without this file are not a checkpoint
                 if (folder := f"step_{step}.shards") in self.storage.names():
                     self.storage.delete(folder)
-        except Exception as error:  # the checkpoint itself is there
-            what = f"the status or an old checkpoint could not be changed: {type(error).__name__}: {error}"
+        except Exception as error:  # the checkpoint itself exists
+            what = f"cannot change the status or an old checkpoint: {type(error).__name__}: {error}"
             self.say(f"warning: {address} is written, but {what}")
 
 
 def on_host(value: Any) -> Any:
-    """Copy a state to the host; tensors of a device go through pinned memory, all at once."""
+    """Copy a state to the host; device tensors through pinned memory, all at once."""
 
     def copy(item: Any) -> Any:
         if not isinstance(item, Tensor):
@@ -377,7 +377,7 @@ def on_host(value: Any) -> Any:
 
 
 def obsolete(steps: Sequence[int], keep: int, keep_every: int) -> list[int]:
-    """Steps to delete: all but the newest `keep` (0: none), and the first at or after each `keep_every`-th."""
+    """Return steps to delete: all but the newest `keep` (0: none) and the first at or after each `keep_every`-th."""
     ordered = sorted(steps)
     first = {step // keep_every: step for step in reversed(ordered)} if keep_every else {}
     lasting = {step for multiple, step in first.items() if multiple}

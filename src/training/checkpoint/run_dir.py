@@ -1,4 +1,4 @@
-"""The folder of a run, taken by one process before anything in it changes, and its files, each written whole."""
+"""The folder of a run, locked by one process before it changes anything, and its files, written atomically."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ checkpoints/.*.tmp checkpoints/{LOCK} ledger/rank_*.jsonl wandb/*""".split()
 
 
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
-    """Make and lock the run folder until `held` is closed; returns (checkpoint to resume from or None, why newer ones
-    are skipped). A run to be overwritten is deleted once all checks have passed.
+    """Make the run folder and lock it until `held` is closed; returns (checkpoint to resume from or None, why newer
+    ones are skipped). A run to overwrite is deleted once all checks have passed.
     """
     try:
         open_run_dir(folder, settings.overwrite, bool(settings.resume))
         held.enter_context(lock_run_dir(folder))
         status = read_status(folder)
         if status.get("state") == "running":
-            reason = "killed: the process ended without a word"
+            reason = "killed: the process ended without a report"
             write_status(folder, "failed", step=status.get("step"), checkpoint=None, reason=reason)
-        open_run_dir(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
+        open_run_dir(folder, settings.overwrite, bool(settings.resume))  # another run may have started during the wait
     except OSError as error:
         raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
     if settings.checkpoint_dir:
@@ -57,20 +57,20 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
             raise FlagError(f"--checkpoint-dir {storage.url} cannot be written {why}") from None
         if storage.local is not None and storage.local.resolve() != folder.resolve():
             held.enter_context(lock_run_dir(storage.local))
-    chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
+    chosen = find_resumable(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
     place = Storage((chosen[0] or "").rpartition("/")[0] or ".")
     here = [other.local.resolve() if other.local is not None else other.url for other in (place, storage)]
-    goes_on = chosen[0] is not None and here[0] == here[1]
-    begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
-    if steps and not (goes_on or begun_anew):
+    resumes = chosen[0] is not None and here[0] == here[1]
+    overwrites = settings.overwrite and own_place(folder, storage).url == storage.url
+    if steps and not (resumes or overwrites):
         what = f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}"
-        remedy = "give another --checkpoint-dir (and --name), or go on with that run by --resume latest"
+        remedy = "give another --checkpoint-dir (and --name), or resume that run with --resume latest"
         raise FlagError(f"{what}: {remedy}")
-    for name in storage.names() if begun_anew else ():
+    for name in storage.names() if overwrites else ():
         if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
             storage.delete(name)
-    if settings.overwrite or not settings.resume:  # also a start that reached no step
+    if settings.overwrite or not settings.resume:  # also a run without a step
         for path in (folder / name for name in OURS.split()):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -79,29 +79,29 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     return chosen
 
 
-def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
-    """`find_checkpoint`; FlagError also where the store does not answer, or another run is in the way."""
+def find_resumable(resume: str, storage: Storage, folder: Path) -> Choice:
+    """Call `find_checkpoint`; FlagError also if the store fails, or another run is in the way."""
     named = resume not in ("latest", "auto")
     try:
-        if not named and not list_steps(storage):  # starting anew must not overwrite a run with progress
-            own, remedy = own_place(folder, storage), "or --overwrite instead of --resume to begin it again"
+        if not named and not list_steps(storage):  # a new start must not overwrite a run with progress
+            own, remedy = own_place(folder, storage), "or replace --resume with --overwrite to start it again"
             if own.url != storage.url and list_steps(own):
-                where = f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}"
+                where = f"{storage.url} holds no checkpoint: the run in {folder} keeps its checkpoints in {own.url}"
                 raise FlagError(f"{where}: give --checkpoint-dir {own.url}, {remedy}")
             if is_finished(folder):
-                what = f"{folder} holds a run that has ended, and no checkpoint to resume from"
+                what = f"{folder} holds a finished run without a checkpoint to resume from"
                 raise FlagError(f"{what}: give another --name, {remedy}")
         return find_checkpoint(resume, storage)
     except FlagError:
         raise
     except Exception as error:  # every store has its own exceptions
         why = f"{resume if named else storage.url} cannot be read ({type(error).__name__}: {error})"
-        remedy = "mend the address, or the credentials of this environment"
+        remedy = "fix the address, or the credentials of this environment"
         raise FlagError(f"--resume {resume}: {why}: {remedy}") from None
 
 
 def own_place(folder: Path, storage: Storage) -> Storage:
-    """Where the run in the folder keeps its checkpoints: `storage` where the address looks the same."""
+    """Return the checkpoint storage of the run in the folder: `storage` if its address looks the same."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         place = read_json(folder / "config.json")["run"]["checkpoint_dir"]
         if place:
@@ -110,7 +110,7 @@ def own_place(folder: Path, storage: Storage) -> Storage:
 
 
 def open_run_dir(folder: Path, overwrite: bool, resume: bool) -> None:
-    """Make the run folder; FlagError if it holds a step of a run that is not to be resumed or overwritten."""
+    """Make the run folder; FlagError if it holds steps of a run that is neither resumed nor overwritten."""
     if not (overwrite or resume) and any((folder / name).exists() for name in OURS.split()):
         found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
         names = [path.relative_to(folder).as_posix() for path in found]
@@ -133,7 +133,7 @@ def lock_run_dir(folder: Path, patience: float = 120.0, say: Callable[[str], Non
         holder = holder_of(folder / LOCK)
         if time.monotonic() > deadline:
             remedy = "wait until it ends, stop it, or give another --name"
-            raise FlagError(f"{folder} is being written by {holder}: {remedy}")
+            raise FlagError(f"{folder} is in use by {holder}: {remedy}")
         if not reported:
             say(f"waiting for {holder}, which is still writing {folder}")
             reported = True
@@ -142,7 +142,7 @@ def lock_run_dir(folder: Path, patience: float = 120.0, say: Callable[[str], Non
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Indented JSON, atomically."""
+    """Write indented JSON atomically."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
@@ -156,17 +156,17 @@ def write_status(folder: Path, state: str, **facts: Any) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The content of status.json; empty where it is missing or damaged."""
+    """Return the content of status.json; empty if it is missing or damaged."""
     return json_of(folder / "status.json")
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run in the folder has left its model."""
+    """Return True if the run in the folder has saved its model."""
     return read_status(folder).get("state") == "finished"
 
 
 def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
-    """(line, step, kind) of a .jsonl file, without a cut last line and lines without a step."""
+    """Yield (line, step, kind) of a .jsonl file; skips a truncated last line and lines without a step."""
     with open(path, "rb") as file:
         for line in file:
             try:
@@ -178,7 +178,7 @@ def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
 
 
 def truncate_log(path: Path, step: int, again: str | None = None) -> None:
-    """Drop the lines of a .jsonl file after a step, those of kind `again` also at it, and a cut last line."""
+    """Drop lines of a .jsonl file after a step (of kind `again`: also at the step), and a truncated last line."""
     with replacing(path) as temporary, open(temporary, "wb") as kept:
         for line, at, kind in rows_of(path):
             if at < step or (at == step and (again is None or kind != again)):
@@ -187,7 +187,7 @@ def truncate_log(path: Path, step: int, again: str | None = None) -> None:
 
 class Ledger:
     """The keys of all samples that this rank was trained on: a line {"step": s, "epoch": e, "keys": [...]} per step in
-    ledger/rank_R.jsonl. A full disk is reported once; the run goes on, and steps are missing.
+    ledger/rank_R.jsonl. A full disk is reported once; the run continues without the later steps.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -201,7 +201,7 @@ class Ledger:
         self._try(self.file.write, json.dumps({"step": step, "epoch": epoch, "keys": list(keys)}) + "\n")
 
     def flush(self) -> None:
-        """Write to the disk, before a checkpoint of the same step."""
+        """Write to disk, before the checkpoint of the same step."""
         self._try(self.file.flush)
 
     def close(self) -> None:
@@ -213,4 +213,4 @@ class Ledger:
         except OSError as error:
             if not self.reported:
                 self.reported = True
-                console.say(f"warning: {self.path} cannot be written, it lacks steps from here on: {error}")
+                console.say(f"warning: cannot write to {self.path}; later steps are missing from it: {error}")

@@ -1,4 +1,4 @@
-"""Errors that end a run, each reported in a line with its remedy, and the steps with non-finite terms."""
+"""Errors that end a run, each reported in one line with its remedy, and steps with non-finite terms."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from training.parallel import World, gathered
 
 
 class NonFiniteError(RuntimeError):
-    """A term was NaN or infinite; the message names step, terms, ranks and samples."""
+    """A NaN or infinite term; the message names step, terms, ranks and samples."""
 
 
-#: Errors whose message is enough; others are bugs and show their trace.
+#: Errors reported by their message alone; others are bugs and show a traceback.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
 ORIGINAL = "Original Traceback (most recent call last):"
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
@@ -29,23 +29,23 @@ PEER_GONE = re.compile(r"peer.*onnection|onnection.*peer|gloo.*Broken pipe", re.
 WORKER_ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]*)|exited )")
 
 DEVICE_MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
-# Within an epoch, fewer workers or a smaller shuffle buffer are refused: they change the data's order.
-RESUME = "--resume auto takes any --prefetch"
+# Within an epoch, fewer workers or a smaller shuffle buffer are refused: they change the data order.
+RESUME = "--resume auto accepts any --prefetch"
 HOST_MEMORY = (
-    f"most likely by the kernel, out of memory (`dmesg` says): give more memory or a smaller --prefetch; {RESUME}. "
-    "Fewer --workers and a smaller --shuffle-buffer take less, too, from a checkpoint between epochs or from the start"
+    f"most likely by the kernel, out of memory (see `dmesg`): give more memory or a smaller --prefetch; {RESUME}. "
+    "From the start or a checkpoint between epochs, also try fewer --workers or a smaller --shuffle-buffer"
 )
 SHARED_MEMORY = (
-    "most likely /dev/shm is full, where its batches wait (`df -h /dev/shm`): give the container more (docker's "
-    f"--shm-size), or a smaller --prefetch; {RESUME}"
+    "most likely because /dev/shm, which holds its batches, is full (see `df -h /dev/shm`): enlarge it (docker "
+    f"--shm-size), or give a smaller --prefetch; {RESUME}"
 )
-OPEN_FILES = f"batches that wait are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {RESUME}"
+OPEN_FILES = f"queued batches are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {RESUME}"
 NAMED = 5  # sample keys of a bad step
-OTHER_END = "--workers 0 shows where, in a run of its own"
+OTHER_END = "start a new run with --workers 0 to see where"
 
 
 def explain(error: BaseException) -> str | None:
-    """An expected error in a line for the person, or None for a bug."""
+    """Describe an expected error in one line; None for a bug."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, RuntimeError) and (ended := WORKER_ENDED.search(text)):
         met: BaseException | None = error
@@ -54,33 +54,33 @@ def explain(error: BaseException) -> str | None:
             signal = (found[2] or "").strip() if (found := WORKER_ENDED.search(str(met))) else ""
             met = met.__cause__ or met.__context__
         cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
-        how = f"was killed by signal: {signal}" if signal else "ended without a word"
+        how = f"was killed by signal: {signal}" if signal else "ended without a message"
         return f"a worker of the data loader (process {ended[1]}) {how}, {cause}"
     if (isinstance(error, RuntimeError) or ORIGINAL in text) and (remedy := remedy_of_exhaustion(text)):
         line = next(line for line in reversed(text.splitlines()) if remedy_of_exhaustion(line))
-        return f"a worker of the loader could not hand on its batch ({line.strip()[:200]}): {remedy}"
+        return f"a worker of the data loader could not send its batch ({line.strip()[:200]}): {remedy}"
     if ORIGINAL in text:  # raised in a worker of the data loader, whose trace torch puts into the message
         return RAISED.split(text)[-1].strip()
     if isinstance(error, torch.OutOfMemoryError):
         return f"{text.split('.')[0]}: {DEVICE_MEMORY}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
-        return f"this process got no more memory ({text.splitlines()[-1][:120]}): {DEVICE_MEMORY}"
+        return f"this process is out of memory ({text.splitlines()[-1][:120]}): {DEVICE_MEMORY}"
     if isinstance(error, RuntimeError) and PEER_GONE.search(text):
-        return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
+        return f"another rank ended ({text.splitlines()[0][:120]}): see its error above or below"
     return one_line(error).strip() or text if isinstance(error, EXPECTED) else None
 
 
 def remedy_of_exhaustion(text: str) -> str | None:
-    """The remedy where a worker or its parent finds no room for shared batches; None for other errors."""
+    """Return the remedy if a worker or its parent has no room for shared batches; None for other errors."""
     if "unable to allocate shared memory" in text or "unable to write to file </torch" in text:
         return SHARED_MEMORY
     return OPEN_FILES if "Too many open files" in text else None
 
 
 class NonFiniteGuard:
-    """Skips the optimiser's step for non-finite gradients, on the device: the host waits for nothing.
+    """Guard that skips the optimiser's step for non-finite gradients, on the device: the host does not wait.
 
-    After more than `allowed` such steps all are skipped, so that the parameters stay good until the host looks.
+    After more than `allowed` such steps, it skips all steps, so the parameters stay finite until the host checks.
     """
 
     def __init__(self, allowed: int, device: torch.device):
@@ -88,14 +88,14 @@ class NonFiniteGuard:
         self.bad_steps = torch.zeros((), device=device)
 
     def hold(self, grad_norm: Tensor) -> Tensor:
-        """1 to skip this step, the same on all ranks, else 0: () float."""
+        """Return 1 to skip this step, equal on all ranks, else 0: () float."""
         bad = (~torch.isfinite(grad_norm.detach())).float()
         self.bad_steps = self.bad_steps + bad
         return torch.maximum(bad, (self.bad_steps > self.allowed).float())
 
 
 class LossMeter:
-    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`."""
+    """Sums of scalar terms on their device, and a record of finite ones. `check` and `read` wait for the device."""
 
     def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
         self.ignored = ignored  # prefixes of terms that may be infinite
@@ -123,7 +123,7 @@ class LossMeter:
         self.steps.append((step, keys))
 
     def check(self, world: World) -> list[str]:
-        """Describe the bad steps since the last check, on every rank; NonFiniteError once more than `allowed` were."""
+        """Describe the bad steps since the last check, on every rank; NonFiniteError after more than `allowed`."""
         if not self.finite:
             return []
         finite, steps, self.finite, self.steps = torch.stack(self.finite), self.steps, [], []
@@ -138,7 +138,7 @@ class LossMeter:
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
 
         def describe(everywhere: list[dict]) -> list[str]:
-            """Of each bad step its terms, its ranks, and the first samples of each rank's batch."""
+            """Name the terms, the ranks and the first samples of each rank's batch for each bad step."""
             said = []
             for step in sorted(set().union(*everywhere)):
                 met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
@@ -155,14 +155,14 @@ class LossMeter:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
             first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
             raise NonFiniteError(
-                f"{first}; the run stops before this reaches the parameters{allowed}. Resume from the last checkpoint, "
-                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or skip "
-                "a few such steps with --max-nonfinite"
+                f"{first}; the run stops before this reaches the parameters{allowed}. Resume from the last checkpoint "
+                "or the start (--resume auto) with a lower --lr or --grad-clip-norm 1, or skip a few such steps "
+                "with --max-nonfinite"
             )
         return reports
 
     def read(self, world: World) -> dict[str, float]:
-        """Mean of every term over good steps and ranks since the last call; starts anew."""
+        """Return the mean of every term over finite steps and ranks since the last call; resets the sums."""
         if not isinstance(self.sums, Tensor):
             return {}
         means, names = self.sums / self.counts, self.all_names

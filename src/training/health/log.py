@@ -1,4 +1,4 @@
-"""Progress line, metrics.jsonl, TensorBoard, profile, and a warning where a run does not learn."""
+"""Progress line, metrics.jsonl, TensorBoard, profile, and a warning if a run does not learn."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from prolip.utils.secrecy import scrub
 from training.checkpoint.run_dir import truncate_log
 
 T = TypeVar("T")
-#: No terms of the loss in the progress line.
+#: Values that the progress line does not show as terms of the loss.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", RECALL)
 NO_TERM_OF = "grad_norm_"
-SETTLE, WARMUP = 5, 3  # steps before the trace of --profile, which leaves out compilation, allocation and full queues
+SETTLE, WARMUP = 5, 3  # steps before the trace of --profile: compilation, allocation and full queues
 PROFILE_ROWS = 15
 
 
 class Stopwatch:
-    """Seconds, samples and waits for data since the last lap. before: seconds of training before a resume."""
+    """Seconds, samples and data waits since the last lap. before: seconds of training before a resume."""
 
     def __init__(self, before: float = 0.0) -> None:
         self.before = before
@@ -39,7 +39,7 @@ class Stopwatch:
         self.samples = 0
 
     def lap(self) -> dict[str, float]:
-        """samples_per_second and data_wait (share of the time) since the last lap; starts anew."""
+        """Return samples_per_second and data_wait (share of the time) since the last lap; starts a new lap."""
         now = time.perf_counter()
         seconds = max(now - self.lap_start, 1e-9)
         rates = {"samples_per_second": self.samples / seconds, "data_wait": self.waited / seconds}
@@ -47,16 +47,16 @@ class Stopwatch:
         return rates
 
     def elapsed(self) -> float:
-        """Seconds of training so far, those before included."""
+        """Return the seconds of training so far, including those before a resume."""
         return self.before + time.perf_counter() - self.start
 
     def pause(self, seconds: float) -> None:
-        """Leave the time of evaluations and saves out of rates and sums."""
+        """Exclude the seconds of an evaluation or a save from rates and sums."""
         self.lap_start += seconds
         self.start += seconds
 
     def waiting(self, work: Callable[[], T]) -> T:
-        """The result of `work`, whose time is waiting for data."""
+        """Return the result of `work`; its time counts as waiting for data."""
         start = time.perf_counter()
         result = work()
         self.waited += time.perf_counter() - start
@@ -64,7 +64,7 @@ class Stopwatch:
 
 
 class RunLog:
-    """Lines on `stream`, objects in metrics.jsonl, curves in TensorBoard and W&B; of rank 0, in files once `open`ed."""
+    """Log of rank 0: lines on `stream`; once `open`ed, objects in metrics.jsonl and curves in TensorBoard and W&B."""
 
     def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None):
         self.stream = stream or sys.stdout
@@ -75,7 +75,7 @@ class RunLog:
         self.failing: set[str] = set()
 
     def open(self, resume_at: int | None = None, again: str | None = None, wandb_project: str | None = None) -> None:
-        """Open the files; with resume_at those of a run that resumes after that step, see `truncate_log`."""
+        """Open the files; resume_at: drop entries after this step, see `truncate_log`."""
         if not self.is_first:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow to import
@@ -84,7 +84,7 @@ class RunLog:
         if resume_at is not None and path.exists():
             truncate_log(path, resume_at, again)
         self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  closed in close()
-        purge = None if resume_at is None else resume_at + 1  # TensorBoard hides what it has from there on
+        purge = None if resume_at is None else resume_at + 1  # TensorBoard hides earlier points from this step
         # an error of TensorBoard's thread is raised at its next call
         shown = threading.__excepthook__
         threading.excepthook = lambda met: type(met.thread).__name__ == "_AsyncWriterThread" or shown(met)
@@ -92,18 +92,18 @@ class RunLog:
         if wandb_project:
             import wandb
 
-            name = self.folder.name  # its id as well, so that a resumed run goes on in the same
+            name = self.folder.name  # also the id, so that a resumed run continues the same one
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
             place = {"project": wandb_project, "id": name, "name": name, "dir": str(self.folder)}
             self.wandb = wandb.init(**place, resume="allow", config=config)
 
     def say(self, text: str) -> None:
-        """Print a line at once, with addresses without secrets."""
+        """Print a line immediately, without secrets in addresses."""
         if self.is_first:
             print(scrub(text), file=self.stream, flush=True)
 
     def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
-        """Write one object to metrics.jsonl, and a point per number, also of counts by kind, to TensorBoard and W&B."""
+        """Write one object to metrics.jsonl, and each number, also counts by kind, to TensorBoard and W&B."""
         if self.file is None:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -117,7 +117,7 @@ class RunLog:
                 for name, value in flat.items():
                     if isinstance(value, (int, float)):
                         self.board.add_scalar(name, value, step)
-            if "TensorBoard" in self.failing:  # its thread has ended: it begins again with the next try of the run
+            if "TensorBoard" in self.failing:  # its thread has ended; a resumed run starts it again
                 self.board = None
         if self.wandb is not None:
             with self.kept_going("W&B", step):
@@ -125,12 +125,12 @@ class RunLog:
 
     @contextlib.contextmanager
     def kept_going(self, place: str, step: int) -> Iterator[None]:
-        """Report once what cannot be written; the run goes on."""
+        """Report the first failed write to `place`; the run continues."""
         try:
             yield
         except Exception as error:  # W&B and TensorBoard have exceptions of many kinds
             if place not in self.failing:
-                self.say(f"warning: the metrics of step {step} were NOT logged, the run goes on: {error} ({place})")
+                self.say(f"warning: the metrics of step {step} were NOT logged; the run continues: {error} ({place})")
             self.failing.add(place)
 
     def close(self) -> None:
@@ -148,13 +148,13 @@ def progress_line(
     statistics: Sequence[str] = (),
     candidates: int = 1,
 ) -> str:
-    """One line: step | loss and its terms | R@1 among `candidates` | `statistics` | rates. at: step, all steps, epoch.
+    """Format a line: step | loss and terms | R@1 among `candidates` | `statistics` | rates. at: step, all steps, epoch.
     Names with a common first word share it: `vib image 4.5 text 4.4`.
     """
 
-    def grouped(wanted: Callable[[str], bool]) -> str:
+    def grouped(chosen: Callable[[str], bool]) -> str:
         groups: dict[str, str] = {}
-        for name in filter(wanted, values):
+        for name in filter(chosen, values):
             first, _, rest = name.partition("_")
             groups[first] = f"{groups.get(first, first)} {rest}".rstrip() + f" {values[name]:.4g}"
         return "  ".join(groups.values())
@@ -178,7 +178,7 @@ def progress_line(
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
+    """Format seconds as h:mm:ss, or m:ss below an hour."""
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
@@ -186,7 +186,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class ChanceWatch:
-    """Compares the in-batch R@1 of the last CANDIDATES pairs or more with chance, once, after a tenth of the run."""
+    """Test of the in-batch R@1 of the last CANDIDATES pairs or more against chance, once, after a tenth of the run."""
 
     rows: int  # of a rank in a step
     ranks: int
@@ -197,11 +197,11 @@ class ChanceWatch:
     judged: bool = False
 
     @property
-    def candidates(self) -> int:  # captions among which an image's own is to be found
+    def candidates(self) -> int:  # captions among which the image's own is ranked
         return min(self.rows, CANDIDATES)
 
     def judge(self, step: int, recall: float) -> str:
-        """A warning, or an empty string. recall: mean since the last call."""
+        """Return a warning, or an empty string. recall: mean since the last call."""
         taken, self.seen = step - self.seen, step
         if self.judged or self.candidates < 2 or not math.isfinite(recall):
             return ""
@@ -213,15 +213,15 @@ class ChanceWatch:
         if not self.judged or not is_at_chance(round(rate * CANDIDATES), CANDIDATES, self.candidates):
             return ""
         return (
-            f"warning: step {step}: the model is still at chance, its in-batch R@1 is {rate:.1%} where chance is "
-            f"{1 / self.candidates:.1%}; likely causes: the bias (--init-logit-bias auto fits it to the batch), the "
-            "learning rate (--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
+            f"warning: step {step}: the model is still at chance: in-batch R@1 is {rate:.1%}, chance is "
+            f"{1 / self.candidates:.1%}. Likely causes: the bias (try --init-logit-bias auto), the learning rate "
+            "(--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
         )
 
 
 class StepProfiler(profile):
-    """Traces `steps` steps after the first SETTLE + WARMUP into profile/rank_0.json of the run's folder, for
-    chrome://tracing or Perfetto; a table of the slowest operations goes to `say`.
+    """Profiler of `steps` steps after the first SETTLE + WARMUP: writes profile/rank_0.json in the run's folder, for
+    chrome://tracing or Perfetto; `say` gets a table of the slowest operations.
     """
 
     def __init__(self, folder: Path, steps: int, say: Callable[[str], None]):
@@ -233,8 +233,8 @@ class StepProfiler(profile):
         def leave(trace: profile) -> None:
             try:
                 trace.export_chrome_trace(str(self.path))
-            except Exception as error:  # torch says by many kinds that a file cannot be written
-                say(f"warning: {self.path} was NOT written, the run goes on: {error}")
+            except Exception as error:  # torch raises many kinds if a file cannot be written
+                say(f"warning: {self.path} was NOT written; the run continues: {error}")
             sort = f"self_{'cuda' if len(kinds) > 1 else 'cpu'}_time_total"
             table = trace.key_averages().table(sort_by=sort, row_limit=PROFILE_ROWS, max_name_column_width=60)
             say(f"profile of {steps} steps: {self.path}\n{table}")
@@ -246,4 +246,4 @@ class StepProfiler(profile):
         """End an incomplete trace of a shorter run."""
         self.stop()
         if not self.path.exists():
-            self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
+            self.say(f"no profile: the run ended within the first {SETTLE + WARMUP} steps")

@@ -156,7 +156,7 @@ def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, mod
     assert main(score_words(shards, model, tmp_path)) == 0
     before = (tmp_path / "scores/000001.parquet").stat().st_mtime_ns
     assert main(score_words(shards, model, tmp_path)) == 0
-    assert "3 of 3 shards have their scores already" in capsys.readouterr().err
+    assert "3 of 3 shards already have scores" in capsys.readouterr().err
     assert (tmp_path / "scores/000001.parquet").stat().st_mtime_ns == before
     for number in range(3):
         name = f"scores/{number:06d}.parquet"
@@ -213,7 +213,7 @@ def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scor
     assert main([*words, str(tmp_path / "killed"), "--part", "0/2"]) == 0
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
-    assert "the index follows with the last" in capsys.readouterr().out
+    assert "the last process writes the index" in capsys.readouterr().out
     assert main(["select", str(tmp_path / "a")]) == 0
     assert main([*words, str(tmp_path / "whole")]) == 2
     assert "contains shards of another selection. Give another --output" in capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
     whole = (copy / "1.tar").read_bytes()
     (copy / "1.tar").write_bytes(whole[: len(whole) // 2])
     assert main(score_words(copy, model, tmp_path / "a")) == 1
-    assert "1.tar cannot be read to its end" in capsys.readouterr().err
+    assert "1.tar is damaged" in capsys.readouterr().err
     some = len(table(tmp_path / "a/scores", 1)["key"])
     assert 0 < some < 15
     assert main(["select", str(tmp_path / "a")]) == 0
@@ -246,8 +246,8 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
 def test_a_field_that_no_sample_has_is_said_loudly(tmp_path, shards, model, capsys):
     assert main(score_words(shards, model, tmp_path, "--caption-sampling", "nofield")) == 1
     error = capsys.readouterr().err
-    assert "0.tar: none of its 15 samples can be used, the first: no caption: no text in nofield" in error
-    assert "no sample of any shard can be used" in error
+    assert "0.tar: none of its 15 samples is usable; the first: no caption: no text in nofield" in error
+    assert "no sample of any shard is usable" in error
 
 
 def test_the_subset_is_datacomps(scored, tmp_path):

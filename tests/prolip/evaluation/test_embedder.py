@@ -127,7 +127,7 @@ def test_weights_precisions_and_devices_that_are_none_are_refused(tmp_path, thei
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for given, options, message in (
         (("ViT-mini", str(tmp_path / "weights.pt")), {}, "OpenCLIP cannot load ViT-mini with the weights"),
-        ((folder, "random"), {}, "has its own weights, pretrained='random' would be ignored"),
+        ((folder, "random"), {}, "has its own weights, so pretrained='random' would be ignored"),
         ((folder,), {"precision": "int8"}, "precision 'int8' is unknown: use one of fp32"),
         ((folder,), {"device": "cuda"}, "no CUDA device; use cpu"),
     ):

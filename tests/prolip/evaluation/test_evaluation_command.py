@@ -126,12 +126,12 @@ def test_what_cannot_be_written_or_read_is_known_before_a_model_is_loaded(tmp_pa
         (["--model", "MODEL", "--data", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
         (["--model", "ViT-B-32", "--data", "SET"], "no weights are given: use --pretrained"),
         (["--model", "MODEL", "--data", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
-        (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
-        (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
+        (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: remove --model"),
+        (["--features", "kept", "--instances", "/nowhere.json"], "--instances /nowhere.json does not exist"),
         (["--features", "/nowhere"], "no features in /nowhere"),
         (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
         (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
-        (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
+        (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion needs --output: also give --output"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):

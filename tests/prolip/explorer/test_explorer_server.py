@@ -110,7 +110,9 @@ def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, ca
 
     monkeypatch.setattr("prolip.explorer.server.serve", served)
     assert main(["explore", str(app.explored.index.store.folder), "--host", "0.0.0.0", "--port", "0"]) == 2
-    assert re.search("opens this to every machine .*There is no password.*error: served", capsys.readouterr().err, re.S)
+    assert re.search(
+        "opens this page to every machine .*without password.*error: served", capsys.readouterr().err, re.S
+    )
     with make_server(app, "0.0.0.0", 0) as made:
         assert made.url.startswith("http://127.0.0.1:") and not made.is_private
         assert made.knows("192.168.0.7") and made.knows("fe80::1") and not made.knows("evil.example")
@@ -182,7 +184,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         said = process.stdout.readline()
-        (url,) = re.findall(r"^12 items at (http://127\.0\.0\.1:\d+/)  \(Ctrl-C ends it\)$", said.rstrip())
+        (url,) = re.findall(r"^12 items at (http://127\.0\.0\.1:\d+/)  \(stop with Ctrl-C\)$", said.rstrip())
         with urllib.request.urlopen(f"{url}api/about") as answer:
             assert json.load(answer)["items"] == 12
         assert [path.name for path in tmp_path.glob("prolip-explore-*/*")] == ["index"]
@@ -199,7 +201,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
         (["runs/nowhere", "--data", "x.tar"], "no folder runs/nowhere"),
         (["EMPTY"], "not an index, saved features, a run or a model"),
         (["INDEX", "--data", "x.tar"], "is already an index"),
-        (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
+        (["INDEX", "--risk", "0.1"], "--risk and --calibrate need each other"),
         (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
         (["INDEX", "--host", "256.1.1.1"], "cannot serve at"),
     ],

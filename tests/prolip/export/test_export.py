@@ -122,7 +122,7 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(tmp_path, monkeypatc
     assert "is a file: give a folder" in capsys.readouterr().err
     save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
     assert graph(f"local-dir:{tmp_path / 'model'}", tmp_path / "onnx", "--pretrained", "random") == 2
-    assert "has its own weights, pretrained='random' would be ignored: drop one" in capsys.readouterr().err
+    assert "has its own weights, so pretrained='random' would be ignored: remove one" in capsys.readouterr().err
     monkeypatch.setattr(export, "NEEDED", ("onnx", "absent_module"))
     with pytest.raises(ImportError, match="ONNX needs absent_module: pip install absent_module"):
         export_onnx(model, tmp_path)
@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk)
     assert graph(f"local-dir:{tmp_path / 'model'}", place, "--format", form) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
-    assert f"{place} was not written (File too large): make room on its disk, or give another place" in said
+    assert f"{place} was not written (File too large): free space on its disk, or give another path" in said
     assert {path.name: path.read_bytes() for path in place.iterdir()} == dict.fromkeys(
         (f"image.{form}", f"text.{form}"), b"former"
     )

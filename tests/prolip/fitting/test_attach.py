@@ -197,7 +197,7 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
         ([*DATA, "--bank", "3"], "--bank 3: give a number of at least 32"),
         ([*DATA, "--novelty-centres", "-1"], "--novelty-centres -1: give a number of at least 0"),
         (["--pairs", __file__], "header"),
-        ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
+        ([], "give either --data, or --pairs with embeddings from --save-pairs"),
         (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
         (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards contain no sample that matches --select"),
         (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
@@ -263,7 +263,7 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
     model = ["--model", f"local-dir:{pair[0]}", *DATA]
     said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")
-    assert "no/where/p.safetensors" in said and "folder is not there" in said
+    assert "no/where/p.safetensors" in said and "folder does not exist" in said
     assert "contains the model itself" in refused(capsys, *model, "--output", pair[0])
     assert "contains the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
 
@@ -291,7 +291,7 @@ def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, ca
     unknown = {name: x for name, x in load_file(after / "pairs.safetensors").items() if name != "model"}
     save_file(unknown, tmp_path / "old.safetensors")
     assert main([*map(str, given), str(tmp_path / "old.safetensors")]) == 0
-    assert "does not say which model embedded it" in capsys.readouterr().err
+    assert "does not name the model that embedded it" in capsys.readouterr().err
     first = unknown["image_first"]
     save_file(unknown | {"image_first": torch.cat([first, first], 1)}, tmp_path / "wide.safetensors")
     assert main([*map(str, given), str(tmp_path / "wide.safetensors")]) == 2

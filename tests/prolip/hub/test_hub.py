@@ -102,7 +102,7 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
     units = Embedder.load(f"local-dir:{tmp_path}/mine").score.units
     bits = float(units.information(torch.tensor(0.3), bits=True))
     for line in (
-        "| pictures that find their name first | 25.0% | 1.0% | `names/i2t/R@1` |",
+        "| images whose name ranks first | 25.0% | 1.0% | `names/i2t/R@1` |",
         "| zero-shot, 25 classes | 50.0% |",
         "| birds: acc1 | 40.0% |",
         f"trace of {units.unit:.4f} times h",
@@ -110,16 +110,16 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
         f"{bits:.1f} bits",
         "| emoji/noto.tar | Apache-2.0 |",
         "| emoji/fluent-emoji.tar | MIT |",
-        "| secret/own.tar | not known here",
+        "| secret/own.tar | unknown",
         "weights of backbone/model",
-        "Of 100 such pictures 75 get a wrong first name",
+        "75 of 100 such images get a wrong first name",
         "Ask me.",
-        "it has a *novelty*",
+        "*Novelty* does",
     ):
         assert line in body, line
     assert "/private" not in body + str(front)
     monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8), "red").save("picture.png")
+    Image.new("RGB", (8, 8), "red").save("image.png")
     for code in body.split("```python\n")[1:]:
         exec(code.split("```")[0], {})
     assert "load it as" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for x, y, z in zip(*(one.encode_image(pixels) for one in (memory, of_run, own))):
         assert torch.equal(x, z) and torch.equal(y, z)
-    with pytest.raises(ValueError, match="a folder has its own"):
+    with pytest.raises(ValueError, match="only for a model in memory"):
         prolip.push_to_hub(run, "org/run", tokenizer=prolip.get_tokenizer(f"local-dir:{run}/model"))
     with pytest.raises(ValueError, match="give org/name"):
         prolip.push_to_hub(model, "mine")
@@ -165,7 +165,7 @@ def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatc
     said = capsys.readouterr().out
     size = (run / "model/model.safetensors").stat().st_size
     assert f"{size:,} bytes  model.safetensors" in said and "hf-hub:org/mine" in said and "diary" not in said
-    assert "not stated by whoever saved it" in said
+    assert "not stated: ask the author" in said
 
 
 class RefusingHub(BaseHTTPRequestHandler):
@@ -197,7 +197,7 @@ def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
         (["push", "RUN", "mine"], "give org/name"),
         (["save", "RUN/model", "--output", "RUN/model"], "another folder"),
         (["save", "no/such", "--output", "x"], "no/such"),
-        (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no figures at no.json"),
+        (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no metrics at no.json"),
     ],
 )
 def test_what_cannot_be_saved_is_refused(run, words, said, tmp_path, monkeypatch, capsys):
@@ -213,7 +213,7 @@ def test_a_model_without_a_run_or_variances_claims_nothing(tmp_path):
     assert save(folder, tmp_path / "out") == 0
     front, body = front_and_body(tmp_path / "out")
     assert "model-index" not in front and "license" not in front
-    for line in ("nothing is claimed", "a model of points", "Not recorded with this model"):
+    for line in ("This model has no evaluation", "a deterministic model", "Not recorded with this model"):
         assert line in body
 
 
@@ -239,8 +239,8 @@ def test_figures_licences_and_places_are_told_as_they_are():
         ("config.json", '{"name": "a web server"}', "another program"),
         ("config.json", "no JSON", "another program"),
         ("config.json", json.dumps(CONFIG), "another program or of a run"),
-        ("README.md", "# My project\n", "not a card of this program"),
-        ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
+        ("README.md", "# My project\n", "not a ProLIP card"),
+        ("README.md", "---\nlibrary_name: transformers\n---\n", "not a ProLIP card"),
     ],
 )
 def test_a_folder_with_the_files_of_others_is_refused(run, name, text, said, tmp_path, capsys):
@@ -292,11 +292,16 @@ def shape(tokens) -> list[str]:
     return [token.type for block in tokens for token in (block, *(block.children or ())) if token.type != "text"]
 
 
-FIGURES = {"[1]": "want the figures", "null": "want the figures", "[" * 10**5: "nested", "{": "is no JSON"}
+FIGURES = {
+    "[1]": "expected the metrics",
+    "null": "expected the metrics",
+    "[" * 10**5: "nested",
+    "{": "is not valid JSON",
+}
 FIGURES |= {'{"names/i2t/R@1": 1e308}': "from 0 to 1", '{"names/i2t/R@1": 44.4}': "from 0 to 1"}
 FIGURES |= {'{"birds/acc1": "x"}': "from 0 to 1", '{"refusal/names_i2t/answer/ece": -1}': "from 0 to 1"}
-FIGURES |= {'{"zero_shot/subgroup/classes": "x"}': "want a number", '{"step": "x"}': "want a number"}
-FIGURES |= {'{"trace/group": 1e308}': "want a number", '{"names/i2t/R@1": true}': "want a number"}
+FIGURES |= {'{"zero_shot/subgroup/classes": "x"}': "expected a number", '{"step": "x"}': "expected a number"}
+FIGURES |= {'{"trace/group": 1e308}': "expected a number", '{"names/i2t/R@1": true}': "expected a number"}
 
 
 @pytest.mark.parametrize("text", FIGURES)
@@ -315,7 +320,7 @@ def test_a_configuration_of_other_types_is_an_error_in_one_line(run, tmp_path, c
         (folder / "config.json").write_text(json.dumps(config))
         assert save(folder, tmp_path / "out") == 2
         error = capsys.readouterr().err
-        assert "config.json" in error and "want" in error and error.count("\n") == 1, config
+        assert "config.json" in error and "expected" in error and error.count("\n") == 1, config
 
 
 def test_links_out_of_a_folder_are_refused_and_those_of_the_cache_are_not(run, tmp_path, capsys):

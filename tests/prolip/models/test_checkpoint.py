@@ -171,7 +171,7 @@ def test_openclips_weights_fill_all_of_its_architecture_but_readers_and_bias(kin
 
 @pytest.mark.parametrize("kind", ["plain", "custom"])
 def test_openclips_weights_for_an_architecture_of_ours_are_refused_with_what_to_type(kind):
-    with pytest.raises(CheckpointError, match="weights of OpenCLIP's towers.*--model ViT-B-16 --pretrained FILE"):
+    with pytest.raises(CheckpointError, match="OpenCLIP's weights.*--model ViT-B-16 --pretrained FILE"):
         load_checkpoint(build(), openclip(kind).state_dict())
     timm = {f"visual.trunk.{i}": torch.zeros(1) for i in range(3)} | {"text.cls_emb": torch.zeros(32)}
     with pytest.raises(CheckpointError, match="--model ViT-B-16 --pretrained FILE"):

@@ -73,17 +73,17 @@ def test_an_unknown_name_lists_the_near_ones(name, near):
     [
         ({"precision": "fp8"}, ValueError, "precision is 'fp8': did you mean"),
         ({"mask_paddin": True}, TypeError, "no option 'mask_paddin': did you mean mask_padding"),
-        ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
+        ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' does not exist: give a weights file"),
         ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
         ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
         ({"mask_token_id": 50000}, ValueError, "has token id 50000, but text_cfg.vocab_size is 49409"),
         ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
         ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers with .UNC."),
-        ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
-        ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
-        ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is no multiple of heads 5"),
+        ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7, but prolip_cfg.pad_token_id 0"),
+        ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is not a multiple of head_width 5"),
+        ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is not a multiple of heads 5"),
         ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers with .UNC."),
-        ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
+        ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], for a ResNet"),
         ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': it should be 'learnable' or 'sin_cos_2d'"),
         ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: towers"),
         ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: it should be greater than or equal to 1"),
@@ -97,7 +97,7 @@ def test_an_unknown_name_lists_the_near_ones(name, near):
         ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: it should be a valid number"),
         ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: it should be a valid integer"),
         ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: it should be a valid tuple"),
-        ({"mask_token_id": 0}, ValueError, "mask_token_id 0 is padding or special as well"),
+        ({"mask_token_id": 0}, ValueError, "mask_token_id 0 is also padding or special"),
         ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: it should be a valid number"),
         ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
         ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
@@ -168,7 +168,7 @@ def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_pa
     for pretrained in (weights, str(weights), f"local-dir:{weights}", weights / "model.safetensors"):
         made = prolip.create_model(f"local-dir:{tmp_path}/own", pretrained=pretrained)
         assert torch.equal(made.visual.proj, source.visual.proj)
-    with pytest.raises(ValueError, match="would be ignored: drop one"):
+    with pytest.raises(ValueError, match="would be ignored: remove one"):
         prolip.create_model(f"local-dir:{weights}", pretrained=str(weights))
 
 
@@ -191,15 +191,15 @@ def test_a_hub_name_may_be_given_as_pretrained_and_openclips_file_comes_before_i
 
 
 def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants a folder with config.json"):
+    with pytest.raises(FileNotFoundError, match="does not exist: local-dir: needs a folder with config.json"):
         prolip.create_model(f"local-dir:{tmp_path}/absent")
     with pytest.raises(FileNotFoundError, match="no configuration in .*found nothing"):
         prolip.create_model(f"local-dir:{tmp_path}")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json is no JSON"):
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
         prolip.create_model(f"local-dir:{tmp_path}")
     (tmp_path / "config.json").write_text(json.dumps(factory.get_model_config("ProLIP-ViT-test")[0]))
-    with pytest.raises(FileNotFoundError, match="no weights in .*want one of model.safetensors.*found config.json"):
+    with pytest.raises(FileNotFoundError, match="no weights in .*expected one of model.safetensors.*found config.json"):
         prolip.create_model(f"local-dir:{tmp_path}")
     assert prolip.create_model(f"local-dir:{tmp_path}", load_weights=False).embed_dim == 32
 
@@ -207,14 +207,14 @@ def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
 def test_a_folder_of_openclips_format_without_weights_asks_for_them(tmp_path):
     config = {"embed_dim": 32, "vision_cfg": {"width": 64, "layers": 1}, "text_cfg": {"width": 32, "layers": 1}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    with pytest.raises(FileNotFoundError, match="no weights in .*want one of .*open_clip_model.safetensors"):
+    with pytest.raises(FileNotFoundError, match="no weights in .*expected one of .*open_clip_model.safetensors"):
         prolip.create_model(f"local-dir:{tmp_path}")
     assert prolip.create_model(f"local-dir:{tmp_path}", load_weights=False).config["prolip_cfg"]["forward"] == "reader"
-    with pytest.raises(ValueError, match="prolip_cfg.conv_stem is of our own towers: leave it out, or take forward"):
+    with pytest.raises(ValueError, match="prolip_cfg.conv_stem needs ProLIP's own towers: remove it, or set forward"):
         prolip.create_model(f"local-dir:{tmp_path}", load_weights=False, conv_stem=True)
     config["vision_cfg"]["head_width"] = 48
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    with pytest.raises(ValueError, match="vision_cfg.width 64 is no multiple of head_width 48: change one"):
+    with pytest.raises(ValueError, match="vision_cfg.width 64 is not a multiple of head_width 48: change one"):
         prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
 
 
@@ -295,7 +295,7 @@ def test_weights_with_a_tag_are_fetched_from_the_hub_or_asked_for(name, tag, mon
 
 @pytest.mark.parametrize("tag", ["openai", "laion2b_s34b_b79k", "webli", "datacomp_xl_s13b_b90k"])
 def test_openclips_tags_are_told_from_files(tag):
-    wanted = f"'{tag}' is no file: give .* tag of OpenCLIP's: give its architecture, such as --model ViT-"
+    wanted = f"'{tag}' does not exist: give .* tag of OpenCLIP give its architecture, such as --model ViT-"
     with pytest.raises(FileNotFoundError, match=wanted) as error:
         prolip.create_model("ProLIP-ViT-test", pretrained=tag)
     assert "\n" not in str(error.value)

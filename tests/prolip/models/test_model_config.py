@@ -52,12 +52,15 @@ def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_
     "changes, named",
     [
         ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be less than or equal to 1000"),
-        ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "of 5.2e+13 parameters, at most 2e+10"),
-        ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg is a tower of"),
-        ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "4,194,304 patches, at most 65,536"),
-        ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg is a tower of"),
-        ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 leaves no hidden unit"),
-        ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square of patches"),
+        (
+            {"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}},
+            "has 5.2e+13 parameters, but the limit is 2e+10",
+        ),
+        ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg has"),
+        ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "4,194,304 patches, but the limit is 65,536"),
+        ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg has"),
+        ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 gives no hidden unit"),
+        ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square grid"),
         ({"text_cfg": {"tokenizer_mode": "clips"}}, "text_cfg.tokenizer_mode"),
         ({"embed_dim": {}}, "embed_dim is {}: it should be a valid integer"),
     ],
@@ -107,7 +110,9 @@ def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_pat
     written = json.loads((tmp_path / "config.json").read_text())
     written["model_cfg"]["vision_cfg"] = "none"
     (tmp_path / "config.json").write_text(json.dumps(written))
-    with pytest.raises(ValueError, match="config.json, beside the weights: vision_cfg is 'none': it should be a valid"):
+    with pytest.raises(
+        ValueError, match="config.json, next to the weights: vision_cfg is 'none': it should be a valid"
+    ):
         prolip.create_model("ProLIP-ViT-test", pretrained=str(tmp_path / "model.safetensors"))
 
 

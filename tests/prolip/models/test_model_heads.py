@@ -98,7 +98,7 @@ def test_one_token_per_patch(patch, grid):
 
 @pytest.mark.parametrize("patch", [1, 12, 14])
 def test_patch_sizes_that_do_not_halve_are_refused(patch):
-    with pytest.raises(ValueError, match="a power of two as patch_size"):
+    with pytest.raises(ValueError, match="a patch_size that is a power of two"):
         ConvStem(32, patch)
 
 

@@ -171,7 +171,7 @@ def test_the_corpus_is_evaluated_and_its_figures_are_drawn(model, sets, tmp_path
 def test_a_folder_that_has_lost_its_readers_is_refused(model, tmp_path):
     shutil.copytree(model.removeprefix("local-dir:"), tmp_path / "lost")
     (tmp_path / "lost" / READERS).unlink()
-    with pytest.raises(CheckpointError, match=f"{READERS} is not beside it: copy it there"):
+    with pytest.raises(CheckpointError, match=f"{READERS} is not next to it: copy it there"):
         prolip.create_model(f"local-dir:{tmp_path}/lost")
 
 
@@ -299,7 +299,7 @@ def test_a_method_that_cannot_train_such_a_model_says_so_before_anything_is_buil
     from training.model import build_model
 
     values = {"model": {"model": "RN50", "force_image_size": 225}, "data": {"train_data": "x.tar"}}
-    with pytest.raises(FlagError, match=r"--method prolip does not train --model RN50 \(ModifiedResNet; causal.*224"):
+    with pytest.raises(FlagError, match=r"--method prolip does not support --model RN50 \(ModifiedResNet; causal.*224"):
         build_model(build_config("prolip", values), torch.device("cpu"))
 
 

@@ -204,5 +204,5 @@ def test_siglips_published_archives_load(tmp_path):
             assert torch.equal(again.encode_text(texts).mean, model.encode_text(texts).mean)
         assert again.logit_bias.item() == model.logit_bias.item()
         np.savez(tmp_path / "other.npz", weights=np.zeros(3))
-        with pytest.raises(CheckpointError, match="other.npz is no big_vision archive .*of their size"):
+        with pytest.raises(CheckpointError, match="other.npz is not a big_vision archive .*of the same size"):
             prolip.create_model(f"local-dir:{folder}", pretrained=str(tmp_path / "other.npz"))

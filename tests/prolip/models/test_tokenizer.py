@@ -198,16 +198,16 @@ def test_links_of_the_hubs_cache_are_followed_and_those_out_of_a_folder_are_not(
 
 
 def test_a_folder_without_a_tokenizer_and_a_file_that_is_none_are_refused(tmp_path):
-    with pytest.raises(TokenizerNotFoundError, match="no tokenizer in .*want one of tokenizer.json"):
+    with pytest.raises(TokenizerNotFoundError, match="no tokenizer in .*expected one of tokenizer.json"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path)
     pytest.importorskip("sentencepiece")
     (tmp_path / "x.model").write_text("no model")
-    with pytest.raises(ValueError, match="x.model is no sentencepiece model"):
+    with pytest.raises(ValueError, match="x.model is not a sentencepiece model"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "x.model")
 
 
 def test_ids_that_the_model_has_no_embedding_for_are_refused():
-    with pytest.raises(ValueError, match="ids up to 49407, ProLIP-ViT-B-16 has 32100 embeddings: choose"):
+    with pytest.raises(ValueError, match="has 49408 ids, but ProLIP-ViT-B-16 has 32100 embeddings: use"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer="bpe")
 
 
@@ -218,7 +218,7 @@ def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
 
 def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", pad_token_id=7), tmp_path)
-    with pytest.raises(ValueError, match="bpe pads with 0, local-dir:.* expects 7: change prolip_cfg.pad_token_id"):
+    with pytest.raises(ValueError, match="bpe pads with 0, but local-dir:.* expects 7: change prolip_cfg.pad_token_id"):
         prolip.get_tokenizer(f"local-dir:{tmp_path}")
 
 
@@ -235,14 +235,14 @@ def test_a_folder_with_both_kinds_of_files_is_read_by_transformers_where_it_is_t
 @pytest.mark.parametrize(
     "texts, reported",
     [
-        (None, "texts are a NoneType, want a str or a list"),
-        (3, "texts are a int, want"),
-        (b"a cat", "texts are a bytes"),
-        ([None], r"texts\[0\] is a NoneType, want a str"),
-        (["a", float("nan")], r"texts\[1\] is a float"),
-        ([b"a"], r"texts\[0\] is a bytes, want a str"),
-        ([["a"]], r"texts\[0\] is a list of str"),
-        (torch.ones(2, 3), r"texts\[0\] is a Tensor \(3,\)"),
+        (None, "expected texts as a str or a list of str, got a NoneType"),
+        (3, "or a list of str, got a int"),
+        (b"a cat", "got a bytes"),
+        ([None], r"expected texts\[0\] as a str, got a NoneType"),
+        (["a", float("nan")], r"texts\[1\] as a str, got a float"),
+        ([b"a"], r"expected texts\[0\] as a str, got a bytes"),
+        ([["a"]], r"texts\[0\] as a str, got a list of str"),
+        (torch.ones(2, 3), r"texts\[0\] as a str, got a Tensor \(3,\)"),
         (Path("a"), "texts are a PosixPath"),
     ],
 )

@@ -140,9 +140,12 @@ def test_each_image_has_its_own_subset_and_keeping_all_in_order_changes_nothing(
     [
         ({"image_size": 3}, "image_size 3 is below the patch_size 4: .*enlarge"),
         ({"image_size": (16, 0)}, "image_size .16, 0. is below the patch_size 4"),
-        ({"image_size": 18, "conv_stem": True}, "a stem cuts image_size 18 into square patches, and patch_size is 4"),
-        ({"patch_size": (4, 8), "conv_stem": True}, r"into square patches, and patch_size is \(4, 8\)"),
-        ({"patch_dropout": 0.5}, "patch_dropout does not go with .*keep="),
+        ({"image_size": 18, "conv_stem": True}, "square patches that divide image_size 18: got patch_size 4"),
+        (
+            {"patch_size": (4, 8), "conv_stem": True},
+            r"square patches that divide image_size .*: got patch_size \(4, 8\)",
+        ),
+        ({"patch_dropout": 0.5}, "patch_dropout is not supported .*keep="),
         ({"attentional_pool": True}, "attentional_pool"),
         ({"pool_type": "none"}, "choose tok"),
     ],

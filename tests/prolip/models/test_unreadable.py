@@ -66,7 +66,7 @@ def foreign(rng, trap):
     thing, name = rng.choice(things)
     state = {rng.choice(["state_dict", "model"]): tensors(rng), rng.choice(["args", "epoch", "best"]): thing}
     data = saved(state, _use_new_zipfile_serialization=rng.random() < 0.7)
-    return data, ["Python objects besides tensors", name, "runs code", "torch.save", "weights_only=False"]
+    return data, ["Python objects other than tensors", name, "runs code", "torch.save", "weights_only=False"]
 
 
 def script(rng, trap):
@@ -82,10 +82,10 @@ def no_weights(rng, trap):
         (f"<!doctype html><html>{rest}".encode(), ["an HTML page", "fetch it again"]),
         (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}".encode(), ["Git LFS", "git lfs pull"]),
         (b"", ["an empty file"]),
-        (bytes(rng.randint(1, 999)), ["zeros alone"]),
+        (bytes(rng.randint(1, 999)), ["only zeros"]),
         (f"weights {rest}".encode(), ["text ('weights"]),
         (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
-        (array.getvalue(), ["is it complete?"]),
+        (array.getvalue(), ["may be incomplete"]),
         (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
     ]
     return rng.choice(kinds)
@@ -93,7 +93,7 @@ def no_weights(rng, trap):
 
 def cut(rng, trap):
     data = saved({"state_dict": tensors(rng)})
-    return data[: rng.randrange(len(data) // 4, len(data) - 30)], ["is it complete?"]
+    return data[: rng.randrange(len(data) // 4, len(data) - 30)], ["may be incomplete"]
 
 
 def no_state(rng, trap):
@@ -132,7 +132,7 @@ def test_a_file_without_weights_is_reported_by_its_kind_and_its_code_is_not_run(
         own = said.replace(str(tmp_path), "")
         assert str(path) in said and len(own) < most and not any(word in own for word in TORCHS), said
     assert all(word in str(first.value) for word in words), (words, first.value)
-    assert kind is cut or "weights to start from are --pretrained" in said
+    assert kind is cut or "--pretrained for weights to start from" in said
     assert not trap.exists()
 
 
@@ -197,14 +197,14 @@ def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
                 assert f"--model {NAME} --pretrained {run}/checkpoints/step_2.pt" in said
                 assert find_weights(NAME, f"{run}/checkpoints/step_2.pt")
             else:
-                assert "neither model nor checkpoint" in said
+                assert "no model or checkpoint" in said
 
 
 @pytest.mark.parametrize(
     "given, wanted",
     [
         ("https://huggingface.co/org/name/tree/main", "is an address: give hf-hub:org/name"),
-        ("s3://bucket/model", "is an address: fetch its folder, and give local-dir:FOLDER"),
+        ("s3://bucket/model", "is an address: download its folder, and give local-dir:FOLDER"),
         ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
         ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
         ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),
@@ -232,7 +232,7 @@ def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(whole_r
 
 
 def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
-    with pytest.raises(FlagError, match="is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER"):
+    with pytest.raises(FlagError, match="is a model's config: give RUN/config.json, or --model local-dir:FOLDER"):
         read_config_file(str(whole_run / "model"))
     with pytest.raises(FlagError, match="cannot be read, it is a zip archive"):
         read_config_file(str(whole_run / "checkpoints/step_2.pt"))
@@ -256,7 +256,7 @@ def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, capl
 def test_a_configuration_that_is_nested_too_deeply_is_one_line(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     for enter in (prolip.create_model, get_tokenizer):
-        with pytest.raises(ValueError, match=r"config\.json is no JSON: ") as reported:
+        with pytest.raises(ValueError, match=r"config\.json is not valid JSON: ") as reported:
             enter(f"local-dir:{tmp_path}")
         assert "\n" not in str(reported.value)
     assert not is_run(tmp_path) and read_status(tmp_path) == {}

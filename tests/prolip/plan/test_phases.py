@@ -124,13 +124,13 @@ def test_the_run_takes_as_long_as_with_failures_played_out(mtbf, every):
     """20 intervals on 1,024 GPUs. What is computed while a file is written is lost, as a part of the restart."""
     cadence = {} if every is None else {"save_every_samples": every * 16384 / 0.1}
     _, rows, _ = planned(1024, mtbf_gpu_hours=mtbf, queue_minutes=0.5, dataset_samples=1e6, **cadence)
-    work = 20 * rows["interval taken"]
+    work = 20 * rows["interval used"]
     settings = {"mtbf_gpu_hours": mtbf, "queue_minutes": 0.5, "dataset_samples": 1e6, **cadence}
     wall, rows, parts = planned(1024, max_samples=work / 0.1 * 16384, **settings)
-    restart = rows["restart"] + parts["save, written meanwhile"]
-    generator, still = random.Random(0), parts["save, step stands still"]
+    restart = rows["restart"] + parts["save, in the background"]
+    generator, still = random.Random(0), parts["save, training paused"]
     played = [
-        play(work, rows["interval taken"], still, rows["between failures"], restart, generator) for _ in range(3000)
+        play(work, rows["interval used"], still, rows["between failures"], restart, generator) for _ in range(3000)
     ]
     assert wall - parts["start"] == pytest.approx(np.mean(played), rel=0.03)
 
@@ -140,5 +140,5 @@ def test_no_other_interval_is_better_than_the_best_one():
     for factor in (0.25, 0.5, 2.0, 4.0):
         samples = factor * rows["best interval (Young)"] / 0.1 * 16384
         wall, other, _ = planned(1024, mtbf_gpu_hours=20_000.0, save_every_samples=samples)
-        assert other["interval taken"] == pytest.approx(factor * rows["interval taken"])
+        assert other["interval used"] == pytest.approx(factor * rows["interval used"])
         assert wall > best

@@ -37,7 +37,7 @@ def test_json_holds_what_the_tables_show(capsys):
     assert plan("--gpus", "32", "--mfu", "0.4", "--show", "time") == 0
     assert f" {values['time']['samples/s']:,.0f} |" in capsys.readouterr().out
     assert values["memory"]["parameters"] == 4 * 197_923_586
-    assert values["traffic"]["texts come by"] == "gather"
+    assert values["traffic"]["text exchange"] == "gather"
     assert (values["gpus"], values["verdict"]) == (32, "computation")
 
 
@@ -51,7 +51,7 @@ def test_time_and_cost_follow_from_samples_and_speed():
 
 def test_a_run_that_does_not_fit_or_fails_too_often_is_named():
     assert planned(memory_gb=40.0)[1].startswith("memory: ")
-    assert "% of the run are starts, checkpoints and failures" in planned(mtbf_gpu_hours=50.0)[1]
+    assert "% of the run is spent on starts, checkpoints and failures" in planned(mtbf_gpu_hours=50.0)[1]
     assert planned(dataset_samples=3e6)[1].startswith("shards: 212 too few for 512 streams")
     assert "16 samples per GPU: the towers will be slower" in planned(1024)[1]
 
@@ -61,34 +61,34 @@ def test_both_exchanges_are_planned_and_the_step_has_the_one_that_training_takes
     for gpus, taken, other in ((256, "gather", "ring"), (2, "ring", "gather")):
         plan, _ = planned(gpus, mfu=0.4, global_batch_size=gpus * 64)
         rows = plan.tables["traffic"]
-        assert rows["texts come by"] == plan.step.pairs.exchange == taken
+        assert rows["text exchange"] == plan.step.pairs.exchange == taken
         assert plan.step.pairs.seconds == rows[names[taken]] != rows[names[other]]
-        assert rows["not hidden"] == plan.step.pairs.exposed
-    assert "PPCL by gather: messages" in planned(256, mfu=0.4)[1]
+        assert rows["messages, not hidden"] == plan.step.pairs.exposed
+    assert "PPCL (gather): messages" in planned(256, mfu=0.4)[1]
 
 
 REFUSED = [
     (
         ["--global-batch-size", "1000", "--gpus", "32"],
-        "--global-batch-size 1000 does not divide among 32 GPUs x 1 micro-batches: give 1024",
+        "--global-batch-size 1000 is not divisible by 32 GPUs x 1 micro-batches: give 1024",
     ),
-    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
+    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 is not a multiple of 8 (--gpus-per-node): give 16"),
     (["--gpu", "H10"], "--gpu"),
     (["--model", "ProLIP-B"], "--model 'ProLIP-B': unknown model 'ProLIP-B': did you mean ProLIP-ViT-B-16"),
     (["--mfu", "40"], "--mfu 40.0: give a number above 0 and at most 1"),
     (["--mfu", "0.4", "--rate", "100"], "--mfu and --rate contradict each other: give one of them"),
-    (["--measured", "runs/a"], "--measured is not a flag here: give --mfu of its metrics.jsonl"),
+    (["--measured", "runs/a"], "--measured is not a flag here: give --mfu from its metrics.jsonl"),
     (["--restart-minutes", "5"], "--restart-minutes is not a flag here: use --queue-minutes"),
-    (["--mtbf-node-hours", "5"], "--mtbf-node-hours is not a flag here: count them into --mtbf-gpu-hours"),
-    (["--gpus", "0"], "--gpus is [0]: give one or more numbers of at least 1"),
+    (["--mtbf-node-hours", "5"], "--mtbf-node-hours is not a flag here: include them in --mtbf-gpu-hours"),
+    (["--gpus", "0"], "--gpus is [0]: give numbers of at least 1"),
     (["--store-gbs", "0"], "--store-gbs 0.0: give a finite number above 0"),
     (["--store-total-gbs", "0"], "--store-total-gbs 0.0: give a finite number above 0"),
-    (["--exchange", "ring"], "--exchange is not a flag here: the traffic table has both"),
-    (["--inter-hop-us", "1"], "--inter-hop-us is not a flag here: NCCL's own figures are taken"),
+    (["--exchange", "ring"], "--exchange is not a flag here: remove it: the traffic table shows both"),
+    (["--inter-hop-us", "1"], "--inter-hop-us is not a flag here: remove it: the plan uses NCCL's own latencies"),
     (["--queue-minutes", "-1"], "--queue-minutes -1.0: give a number of at least 0"),
     (["--rate", "nan"], "--rate is nan: give a finite number"),
     (["--max-samples", "inf"], "--max-samples is inf: give a finite number"),
-    (["--mtbf-gpu-hours", "0.001"], "such a run never ends; give a larger --mtbf-gpu-hours"),
+    (["--mtbf-gpu-hours", "0.001"], "so the run never ends: give a larger --mtbf-gpu-hours"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
     (["--parallel", "fsdp"], "--parallel is not a flag here: use --fsdp"),
     (["--save-every-steps", "5"], "--save-every-steps is not a flag here: give --save-every-samples"),

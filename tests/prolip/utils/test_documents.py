@@ -39,7 +39,7 @@ def test_a_key_that_stands_twice_in_a_config_file_is_refused(tmp_path, kind, see
     key, value = rng.choice(pairs)
     pairs.insert(rng.randint(0, len(pairs)), (key, value if pairs is sections else 77))
     path.write_text(written(kind, sections))
-    with pytest.raises(FlagError, match=rf"config.{kind} .*the key '{key}' is there twice.*: remove"):
+    with pytest.raises(FlagError, match=rf"config.{kind} .*the key '{key}' occurs twice.*: remove"):
         read_config_file(str(path))
 
 
@@ -49,8 +49,12 @@ def bomb(levels):
 
 
 TRAPS = {bomb(9): "more than 100,000 values", "a: &a [*a]": "nested more than 50 levels", "[" * 5000: "too deeply"}
-TRAPS |= {"a: !!python/object/apply:os.system [true]": "constructor", "a: [": "is no YAML", "\x00": "is no YAML"}
-TRAPS |= {"a: 1\nb: 2\na: 3": "the key 'a' is there twice", "a: " + "x" * 2**17: "more than 131,072 bytes"}
+TRAPS |= {
+    "a: !!python/object/apply:os.system [true]": "constructor",
+    "a: [": "is not valid YAML",
+    "\x00": "is not valid YAML",
+}
+TRAPS |= {"a: 1\nb: 2\na: 3": "the key 'a' occurs twice", "a: " + "x" * 2**17: "more than 131,072 bytes"}
 
 
 @pytest.mark.parametrize("text", TRAPS, ids=TRAPS.values())

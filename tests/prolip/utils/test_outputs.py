@@ -144,7 +144,7 @@ def test_a_pipe_is_written_as_it_is(tmp_path):
 
 def test_a_disk_without_room_is_refused_and_one_that_tells_no_sizes_is_not(tmp_path, monkeypatch):
     check_output(tmp_path / "new/file", size=1)
-    with pytest.raises(ValueError, match=r"file takes about [\d,]+ MiB, and [\d,]+ MiB are free in .*: make room"):
+    with pytest.raises(ValueError, match=r"file needs about [\d,]+ MiB, but [\d,]+ MiB are free in .*: free space"):
         check_output(tmp_path / "new/file", size=2**60)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
     check_output(tmp_path / "new/file", size=2**60)
@@ -153,7 +153,7 @@ def test_a_disk_without_room_is_refused_and_one_that_tells_no_sizes_is_not(tmp_p
 def test_a_folder_with_other_files_than_the_callers_is_refused(tmp_path):
     check_output(tmp_path, folder=True, mark="mark.json")
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(ValueError, match=r"has no mark.json, and 'mine.txt' in it would be deleted"):
+    with pytest.raises(ValueError, match=r"has no mark.json, so 'mine.txt' in it would be deleted"):
         check_output(tmp_path, folder=True, mark="mark.json")
     (tmp_path / "mark.json").touch()
     check_output(tmp_path, folder=True, mark="mark.json")

@@ -101,5 +101,5 @@ def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
 def test_the_flags_that_planning_had_name_this_script(capsys, flag):
     assert main(["plan", "--mfu", "0.4", flag]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {flag} is not a flag here: python scripts/studies/scaling/simulate_steps.py")
+    assert error.startswith(f"error: {flag} is not a flag here: use python scripts/studies/scaling/simulate_steps.py")
     assert error.count("\n") == 1

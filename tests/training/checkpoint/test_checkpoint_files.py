@@ -108,7 +108,7 @@ def test_a_write_that_fails_is_reported_and_only_the_last_one_stops_the_run(tmp_
     saver = CheckpointWriter(storage, say=said.append)
     saver.submit(state(1))
     saver.settle()
-    assert said == ["warning: a checkpoint was NOT written, the run goes on: OSError: disk full"]
+    assert said == ["warning: a checkpoint was NOT written; the run continues: OSError: disk full"]
     fail[0] = False
     saver.submit(state(2))
     saver.settle(final=True)
@@ -146,7 +146,7 @@ def test_latest_passes_over_damaged_files_and_names_them(tmp_path):
     assert address == f"{tmp_path}/step_2.pt"
     assert [name in text for name, text in zip(("step_6", "step_4", "step_3"), passed_over)] == [True] * 3
     for step in (3, 6):  # one that is named itself has a remedy
-        with pytest.raises(FlagError, match=rf"step_{step}.pt cannot be loaded: .*; --resume auto takes the newest"):
+        with pytest.raises(FlagError, match=rf"step_{step}.pt cannot be loaded: .*; --resume auto uses the newest"):
             find_checkpoint(f"{tmp_path}/step_{step}.pt", storage)
 
 
@@ -167,20 +167,20 @@ def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
 
 def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
     storage = Storage(str(tmp_path))
-    with pytest.raises(FlagError, match="--resume nowhere.pt: there is no such file; --resume auto"):
+    with pytest.raises(FlagError, match="--resume nowhere.pt does not exist; --resume auto"):
         find_checkpoint("nowhere.pt", storage)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(FlagError, match="folder is a folder: give a file in it, or --name of the run with --resume la"):
+    with pytest.raises(FlagError, match="folder is a folder: give a file in it, or --name RUN --resume la"):
         find_checkpoint(f"{tmp_path}/folder", storage)
-    with pytest.raises(FlagError, match="holds none: --resume auto begins at step 0"):
+    with pytest.raises(FlagError, match="holds no checkpoint: --resume auto starts at step 0"):
         find_checkpoint("latest", storage)
     assert find_checkpoint("auto", storage) == (None, [])
     torch.save({"other": 1}, tmp_path / "step_5.pt")
-    with pytest.raises(FlagError, match="no checkpoint of this program"):
+    with pytest.raises(FlagError, match="not a checkpoint of a run"):
         load_checkpoint(f"{tmp_path}/step_5.pt")
     (tmp_path / "step_5.pt").unlink()
     (tmp_path / "step_1.pt").write_bytes(b"damaged")
-    with pytest.raises(FlagError, match="no checkpoint that can be loaded .*step_1.pt.*instead of --resume, --over"):
+    with pytest.raises(FlagError, match="found no valid checkpoint .*step_1.pt.*replace --resume with --over"):
         find_checkpoint("auto", storage)
 
 

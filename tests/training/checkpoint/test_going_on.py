@@ -24,7 +24,7 @@ def test_the_line_that_a_stopped_run_prints_goes_on_with_it_and_its_settings(tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("training_runs.main", lambda words: command_line(["train", *words]))
     assert stop_after(3, [*TRAINING, "--max-steps", "5", "--name", "my run"]) == EXIT_STOPPED
-    line = capsys.readouterr().err.partition("Go on by:\n")[2].strip()
+    line = capsys.readouterr().err.partition("Resume with:\n")[2].strip()
     assert line == "prolip train --name 'my run' --resume latest"
     assert command_line(shlex.split(line)[1:]) == 0
     assert "runs/my run/checkpoints/step_3.pt at step 3" in capsys.readouterr().out

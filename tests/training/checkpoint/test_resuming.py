@@ -127,9 +127,9 @@ def test_a_full_disk_is_called_by_its_name_and_leaves_what_was_written_whole(tmp
     with full_disk():
         assert main(words(tmp_path, "run", *more, "--resume", "latest")) == 2
     reported = capsys.readouterr()
-    assert "NOT written, the run goes on: OSError" in reported.out and "MiB are left on the disk of " in reported.out
-    assert f"error: the model was not written into {run} (" in reported.err
-    assert "mend that, then --resume auto (with its --name) goes on" in reported.err
+    assert "NOT written; the run continues: OSError" in reported.out and "MiB are free on the disk of " in reported.out
+    assert f"error: the model was not written to {run} (" in reported.err
+    assert "fix this, then --resume auto (with its --name) resumes" in reported.err
     assert json.loads((run / "status.json").read_text())["state"] == "failed"
     assert (files(run / "checkpoints"), files(run / "model")) == before
     start(tmp_path, "run", *more, "--resume", "auto")
@@ -152,14 +152,14 @@ def stopped(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "more, message",
     [
-        (["--opt", "lion"], "was trained with --opt adamw, this run has lion: give --opt adamw"),
-        (["--method", "siglip"], "was trained with --method prolip, this run has siglip: give --method prolip"),
-        (["--lock-image"], "did not train the same parameters (model.visual.class_embedding is trained, here not"),
-        (["--force-image-size", "48"], "is of another model (model.visual.positional_embedding is (18, 32), here (38"),
+        (["--opt", "lion"], "was trained with --opt adamw, but this run has lion: give --opt adamw"),
+        (["--method", "siglip"], "was trained with --method prolip, but this run has siglip: give --method prolip"),
+        (["--lock-image"], "trained other parameters (model.visual.class_embedding is trained, here missing"),
+        (["--force-image-size", "48"], "has another model (model.visual.positional_embedding is (18, 32), here (38"),
         (["--batch-size", "4"], "give --global-batch-size 8"),
         (["--ema-decay", "0.9"], "holds no averaged weights"),
         (["--seed", "4"], "in another order of the data: seed was 0, is 4"),
-        (["--max-steps", "2", "--warmup", "0"], "is at step 3 of 2: the run has ended"),
+        (["--max-steps", "2", "--warmup", "0"], "is at step 3 of 2: the run is finished"),
         (["--resume", "2"], "another order"),  # an earlier step, at which the log would be cut
     ],
 )
@@ -242,12 +242,14 @@ def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code
     """The views are those of commit 6999e53, whose checkpoints have no version."""
     old, resumed, new = (make(tmp_path / str(n), objective={"mask_fraction": 0.25}, seed=3, draws=n) for n in (1, 2, 2))
     state = state_of(old)
-    with pytest.raises(FlagError, match=r"of version 3, this code draws versions 1, 2: resume with the code that"):
+    with pytest.raises(
+        FlagError, match=r"have version 3, but this code supports versions 1, 2: resume with the code that"
+    ):
         restore(resumed, state | {"draws": 3, "step": 2})
     assert resumed.at.step == 0 and resumed.trained.objective.context.draws.version == 2
     assert state.pop("draws") == 1 and state["config"]["run"].pop("draws") == 1
     restore(resumed, state)
-    assert "note: random numbers stay at the checkpoint's version 1" in capsys.readouterr().out
+    assert "note: random numbers keep the checkpoint's version 1" in capsys.readouterr().out
     theirs = [[3, 7, 11, 15], [6, 7, 11, 13]], [[1, 2, 3, 4, 5, 7], [0, 1, 2, 4, 5, 6, 7, 8, 9]]
     assert views_of(resumed) == theirs == views_of(old) != views_of(new)
     state = state_of(resumed)  # and so does the next checkpoint, and the config
@@ -259,7 +261,7 @@ def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_fir
     first, second = make(tmp_path / "first", max_nonfinite=2), make(tmp_path / "second", max_nonfinite=1)
     first.health.meter.bad_steps = 2
     before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
-    with pytest.raises(FlagError, match="had 2 steps that were not finite, this run allows 1, .* --max-nonfinite 2 or"):
+    with pytest.raises(FlagError, match="had 2 non-finite steps, but this run allows 1, .* --max-nonfinite 2 or"):
         restore(second, state_of(first))
     assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
 

@@ -124,7 +124,7 @@ def test_shards_behind_a_url_are_read_renamed_and_deleted_with_their_file():
 
 DAMAGE = {
     "flipped": "step_3.shards/__1_0.distcp is damaged",
-    "cut": "step_3.shards/__1_0.distcp is cut off",
+    "cut": "step_3.shards/__1_0.distcp is truncated",
     "gone": "step_3.shards/__1_0.distcp is missing",
     "index": "step_3.shards/.metadata cannot be read",
 }
@@ -147,7 +147,7 @@ def test_latest_passes_over_damaged_shards_and_names_them(saved, tmp_path, what)
 def test_a_file_without_its_shards_says_what_is_missing(saved, tmp_path):
     (tmp_path / "step_3.pt").write_bytes((saved / "step_3.pt").read_bytes())
     check_checkpoint(f"{tmp_path}/step_3.pt")
-    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*must lie beside its file"):
+    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*next to its checkpoint file"):
         load_checkpoint(f"{tmp_path}/step_3.pt")
 
 
@@ -174,9 +174,9 @@ def apart(rank: int, folder: str) -> tuple[str, list[str]]:
 
 def test_ranks_that_share_no_folder_or_cannot_write_say_so_and_the_run_goes_on(tmp_path):
     (first, one), (_, other) = run_ranks(2, apart, str(tmp_path))
-    assert "step_1.shards/__1_0.distcp is missing" in first and "give a --checkpoint-dir that they share" in first
+    assert "step_1.shards/__1_0.distcp is missing" in first and "give a shared --checkpoint-dir" in first
     assert not (tmp_path / "0/step_1.pt").exists()
     for said in (one, other):
-        assert said[0].startswith("warning: a checkpoint was NOT written, the run goes on: OSError: ")
+        assert said[0].startswith("warning: a checkpoint was NOT written; the run continues: OSError: ")
         assert "on rank 1: " in said[0]
     assert list_steps(Storage(str(tmp_path))) == [2] and len(one) == 2 and len(other) == 1

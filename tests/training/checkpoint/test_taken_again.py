@@ -95,7 +95,7 @@ def test_a_kill_at_any_moment_leaves_a_folder_that_is_taken_again_or_resumed(tmp
         code = forked.run(*line, before=before)
         if code == 2 and "already holds a run" in forked.err:
             code, resumed = forked.run(*line, "--resume", "auto", before=before), resumed + 1
-            if code == 2 and "the run has ended" in forked.err:
+            if code == 2 and "the run is finished" in forked.err:
                 break
         else:
             taken += 1

@@ -73,7 +73,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
         assert flag in text
     for title in ("model:", "data:", "augment:", "optim:", "run:", "objective:"):
         assert title in text
-    assert "highest learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D (default: auto)" in words
+    assert "peak learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D (default: auto)" in words
     assert text.index("model:") < 1000  # not behind a list of all flags
     assert "default: 2,048 samples" in words
 
@@ -102,23 +102,23 @@ def refused(capsys, *words: str) -> str:
         (["--modle", "x"], "unknown flag --modle: did you mean --model"),
         (["--logs", "x"], "--logs is not a flag here: use --output"),
         (["--method", "siglp"], "--method 'siglp' is unknown: did you mean siglip"),
-        (["--precision", "amp_fp16"], "amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"),
+        (["--precision", "amp_fp16"], "amp_fp16 needs CUDA, but the device is cpu: use amp_bf16 or fp32"),
         (["--global-batch-size", "9", "--accum-freq", "2"], "batch 9 is not divisible by 1 ranks x 2 micro-batches"),
         (["--batch-size", "9", "--workers", "2"], "9 is not divisible by 2 workers: use --batch-size 8 or 10"),
         (["--batch-size", "4096"], "samples are fewer than one global batch of 4096"),
         (["--train-data", "data/emoji/notto.tar"], "Did you mean noto.tar"),
-        (["--warmup", "10", "--max-steps", "10"], "warm-up of 10 steps does not end within the run's 10 steps"),
-        (["--pretrained", "no.pt"], "--pretrained 'no.pt' is no file"),
+        (["--warmup", "10", "--max-steps", "10"], "warm-up of 10 steps is longer than the run of 10 steps"),
+        (["--pretrained", "no.pt"], "--pretrained 'no.pt' does not exist"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
-        (["--resume", "no.pt"], "--resume no.pt: there is no such file"),
-        (["--resume", "latest", "--name", "absent"], "holds none"),
+        (["--resume", "no.pt"], "--resume no.pt does not exist"),
+        (["--resume", "latest", "--name", "absent"], "holds no run"),
         (["--force-image-size", "4"], "image_size 4 is below the patch_size 8: enlarge the image"),
-        (["--aug-cfg", "scales=1"], "--aug-cfg scales=1 is unknown: it has scale, ratio"),
+        (["--aug-cfg", "scales=1"], "--aug-cfg scales=1: unknown setting; use scale, ratio"),
         (["--aug-cfg", "scale=(0.9,0.8)"], "give two shares of the image, the smaller first, such as (0.8,1.0)"),
-        (["--aug-cfg", "color_jitter_prob=3"], "--aug-cfg color_jitter_prob=3 is no probability"),
-        (["--opt", "adahessian"], "--opt adahessian wants second derivatives"),
+        (["--aug-cfg", "color_jitter_prob=3"], "--aug-cfg color_jitter_prob=3 is not a probability"),
+        (["--opt", "adahessian"], "--opt adahessian needs second derivatives"),
         (["--output", "setup.py"], "cannot be written ([Errno 20] Not a directory: 'setup.py/x'): give another"),
-        (["--report-to", "wandb"], "for W&B use --wandb-project"),
+        (["--report-to", "wandb"], "use --wandb-project for W&B"),
         (["--val-data", f"emoji:{SHARD}", "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
         (["--device", "cuda"], "0 CUDA devices"),
     ],

@@ -131,7 +131,7 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
     other = sources(host).replace(f"sig={SECRET}", "sig=another4712")
     assert main([*saved, "--train-data", other, *rest]) == 2
     said = capfd.readouterr().err
-    assert "--train-data: not the address of the checkpoint's run" in said and "another4712" not in said
+    assert "--train-data: the address differs from the checkpoint's" in said and "another4712" not in said
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_on
     saved += ["--resume", "auto", "--val-data", "--val-select", "none"]
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
-    assert "going on from" in said and "data.train_data" not in said
+    assert "resuming from" in said and "data.train_data" not in said
     other = sources(host).replace(f"sig={SECRET}", "sig=another4712")
     assert main([*saved, "--epochs", "8", "--train-data", other, "--renewed-addresses"]) == 0
     assert leaks(tmp_path) == []

@@ -82,7 +82,7 @@ def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measur
     validation = open_validation(config, embedder.tokenizer, embedder.preprocess, World(), loader)
     found = Evaluated()
     assert validation.training_pairs(embedder, found) is None
-    assert found.headlines[0].startswith("warning: training rows were not measured: ")
+    assert found.headlines[0].startswith("warning: training pairs were not measured: ")
 
 
 def fail(folder):

@@ -134,10 +134,10 @@ def make(sets: dict[str, str], *words: str):
     "metric, message",
     [
         ("imagenet/acc11", "did you mean imagenet/acc1"),
-        ("ema/imagenet/acc1", "without --ema-decay"),
-        ("swa/imagenet/acc1", "without --swa-epochs"),
-        ("names/i2t/R@1", "a metric of none of the test sets"),
-        ("coco/mAP", "a metric of none of the test sets"),
+        ("ema/imagenet/acc1", "add --ema-decay"),
+        ("swa/imagenet/acc1", "add --swa-epochs"),
+        ("names/i2t/R@1", "not a metric of any test set"),
+        ("coco/mAP", "not a metric of any test set"),
     ],
 )
 def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
@@ -177,7 +177,7 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     parts = {"preprocess": embedder.preprocess, "tokenizer": embedder.tokenizer}
     validation = dataclasses.replace(validation, tasks=(lost, broken, empty), **parts)
     found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
-    assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
+    assert found.headlines[0].startswith("imagenet was skipped: FileNotFoundError")
     assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.metrics
     assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
 
@@ -197,4 +197,4 @@ def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypa
         assert kept == wanted and json.loads((folder / "best.json").read_text())["value"] == wanted[-1]
     assert set(saved) == {"averaged"}
     said = keep_best(folder, val, 9, {"ema/x/g": 1.0}, "averaged", None)
-    assert "no metric 'ema/x/f' to choose by; near it: ema/x/g" in said
+    assert "no metric 'ema/x/f'; similar names: ema/x/g" in said

@@ -52,7 +52,7 @@ def test_a_run_that_cannot_learn_warns_and_logs_recall_beside_chance(tmp_path, c
     frozen = ["--lock-image", "--lock-text", "--batch-size", 32, "--max-steps", 16, "--log-every-n-steps", 8]
     assert main(words(tmp_path, "frozen", *frozen)) == 0
     text = capsys.readouterr().out
-    assert text.count("the model is still at chance, its in-batch R@1 is") == 1
+    assert text.count("the model is still at chance: in-batch R@1 is") == 1
     assert "frozen towers (--lock-image, --lock-text)" in text
     assert text.index("warning: step 8") > text.index("step  8/16") and "(chance 3.1%)" in text
     assert all(0 <= line[RECALL] <= 1 for line in metrics(tmp_path / "frozen"))

@@ -84,7 +84,7 @@ def test_a_loss_that_no_bias_balances_is_refused():
     run = make_run("siglip")
     honest = run.trained.objective.terms
     run.trained.objective.terms = lambda reps, batch: {"loss": honest(reps, batch)["loss"] + 9 * reps["bias"].sum()}
-    with pytest.raises(FlagError, match="no bias balances .*: give a number"):
+    with pytest.raises(FlagError, match="no bias balances .*; give a number"):
         balanced_bias(run, make_batch())
 
 
@@ -123,7 +123,7 @@ def test_from_scratch_the_bias_is_that_of_the_batch_or_the_methods_own(tmp_path,
 
 def test_a_batch_of_one_pair_is_refused_with_what_to_give(tmp_path, capsys):
     assert main(words(tmp_path, "run", "--max-steps", 2, "--batch-size", 1)) == 2
-    assert "a batch of 1 has no pair that does not match: give --batch-size 2" in capsys.readouterr().err
+    assert "needs pairs that do not match, but the batch is 1: give --batch-size 2" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -134,13 +134,13 @@ def test_a_run_from_weights_balances_the_bias_says_and_saves_it_and_a_resumed_on
     weights = ["--model", f"local-dir:{tmp_path / 'weights'}", "--lr", 0.01, "--lr-scheduler", "const"]
     assert main(words(tmp_path, "run", *weights, "--max-steps", 3)) == 0
     text, start = capsys.readouterr().out, saved(tmp_path)
-    assert "bias by the first batch" in text and f"bias {start:.4g}, where the loss" in text and "had -40" in text
+    assert "bias from the first batch" in text and f"bias {start:.4g} balances the loss" in text and "had -40" in text
     assert -20 < start < 0
     learnt = load_checkpoint(newest(tmp_path / "run"))
     assert learnt["config"]["model"]["init_logit_bias"] == start
     assert 1e-3 < abs(learnt["objective"]["model.logit_bias"].item() - start) < 1
     assert main(words(tmp_path, "run", *weights, "--max-steps", 4, "--resume", "latest")) == 0
     text = capsys.readouterr().out
-    assert "where the loss" not in text and "init_logit_bias" not in text and saved(tmp_path) == start
+    assert "balances the loss" not in text and "init_logit_bias" not in text and saved(tmp_path) == start
     went_on = load_checkpoint(newest(tmp_path / "run"))["objective"]["model.logit_bias"].item()
     assert 0 < abs(went_on - learnt["objective"]["model.logit_bias"].item()) < 0.1

@@ -138,7 +138,7 @@ def test_an_average_of_other_epochs_is_no_average_to_go_on_with(tmp_path, capsys
     assert stop_after(10, [*recipe, "--epochs", "5", "--swa-epochs", "3"]) == EXIT_STOPPED
     capsys.readouterr()
     assert main([*recipe, "--epochs", "5", "--swa-epochs", "4", "--resume", "latest"]) == 2
-    assert "SWA is to hold the weights of steps 6, 9, it holds 9: give the length and" in capsys.readouterr().err
+    assert "SWA averages steps 6, 9, but the checkpoint holds 9: give the length and" in capsys.readouterr().err
     # a longer run, of which no epoch to be averaged has come yet, begins anew
     assert main([*recipe, "--epochs", "6", "--swa-epochs", "2", "--resume", "latest", "--save-frequency", "1"]) == 0
     assert_is_mean(tmp_path / "run", [15, 18])

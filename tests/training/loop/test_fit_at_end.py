@@ -124,7 +124,7 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
     assert (Embedder.load(f"local-dir:{folder}/model").score.units is not None) is fitted
     assert ("fitted variances to" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
     if not fitted:
-        assert said.index(f"warning: {rows} samples are few") < said.index("step 1/2")
+        assert said.index(f"warning: {rows} samples are too few") < said.index("step 1/2")
         assert f"warning: variances were NOT fitted: {rows} pairs" in said
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 

@@ -132,7 +132,7 @@ def test_a_tensorboard_that_cannot_write_is_reported_once_and_the_run_goes_on(tm
         writer._worker.join(10)  # its thread ends by the error
     log.close()
     said = stream.getvalue()
-    assert said.count("NOT logged, the run goes on") == 1 and "No space left on device (TensorBoard)" in said
+    assert said.count("NOT logged; the run continues") == 1 and "No space left on device (TensorBoard)" in said
     assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3]
 
 
@@ -144,7 +144,7 @@ def test_a_ledger_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tm
         ledger.flush()
     ledger.close()
     said = capfd.readouterr().err
-    assert said.count("warning: ") == 1 and "rank_0.jsonl cannot be written, it lacks steps from here on" in said
+    assert said.count("warning: ") == 1 and "rank_0.jsonl; later steps are missing" in said
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
@@ -154,7 +154,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
     log.open()
     honest, log.file = log.file, open("/dev/full", "w", buffering=1)  # noqa: SIM115
     log.metrics(1, {"loss": 1.0})
-    assert "warning: the metrics of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
+    assert "warning: the metrics of step 1 were NOT logged; the run continues: [Errno 28]" in stream.getvalue()
     log.file = honest
     log.metrics(2, {"loss": 1.0})
     log.close()

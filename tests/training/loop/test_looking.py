@@ -52,7 +52,7 @@ def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, t
     words = line(source, tmp_path, 3)
     assert main([*words, "--name", "one"]) == 0
     said = capsys.readouterr().out
-    assert "epoch 0: looked at the whole data" in said and "\neach query retrieves 20 of " in said
+    assert "epoch 0: read the whole data" in said and "\neach query retrieves 20 of " in said
     assert json.loads((tmp_path / "one/model/config.json").read_text())["model_cfg"]["method_cfg"] == {"name": "siglip"}
     before, after = load_file(source / "model.safetensors"), weights(tmp_path / "one")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -97,7 +97,7 @@ def test_a_run_goes_on_bit_for_bit(source, tmp_path, capsys, renew, stop):
     """Stopped at the end of an epoch, and within one; pairs are found again where that is asked for."""
     words = [*line(source, tmp_path, 5), *EPOCH, *(["--renew-pairs"] if renew else [])]
     assert main([*words, "--name", "whole"]) == 0
-    assert capsys.readouterr().out.count("looked at the whole data") == (3 if renew else 1)
+    assert capsys.readouterr().out.count("read the whole data") == (3 if renew else 1)
     assert stop_after(stop, [*words, "--name", "halves"]) != 0
     assert main([*words, "--name", "halves", "--resume", "latest"]) == 0
     whole = weights(tmp_path / "whole")
@@ -122,7 +122,7 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "ProLIP-ViT-test"], "goes on with a trained model"),
+        (["--model", "ProLIP-ViT-test"], "needs a trained model"),
         (["--pair-weight", "novelty"], "needs a novelty of images"),
         (["--pair-weight", "trace"], "all have the same trace"),
         (["--dataset-resampled"], "has no end"),

@@ -90,5 +90,5 @@ def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys,
 
     monkeypatch.setattr("training.evaluate.save_pretrained", fail)
     run = evaluated(tmp_path, Measuring, "f")
-    assert "warning: the best model was NOT kept, the run goes on: OSError: no room" in capsys.readouterr().out
+    assert "warning: the best model was NOT saved; the run continues: OSError: no room" in capsys.readouterr().out
     assert json.loads((run.outputs.folder / "metrics.jsonl").read_text())["f"] == 1.0

@@ -173,9 +173,9 @@ CUTS = {"--accum-freq 2": {"accum_freq": 2}, "--grad-checkpointing": {"grad_chec
 def test_batch_statistics_of_random_weights_are_refused_where_a_batch_is_not_one_pass(root, cut):
     model = model_of(root, "RN50", load_weights=False)
     ranks = World(world_size=2 if cut == "2 ranks" else 1)
-    with pytest.raises(FlagError, match=f"{cut}, and RN50 has BatchNorm.*start from trained weights"):
+    with pytest.raises(FlagError, match=f"{cut}, but RN50 has BatchNorm.*start from trained weights"):
         settle_statistics(run_config("RN50", **CUTS[cut]), ranks, model)
-    assert "takes the statistics of each batch" in settle_statistics(run_config("RN50"), World(), model)
+    assert "uses the statistics of each batch" in settle_statistics(run_config("RN50"), World(), model)
     before = statistics(model)
     objective = objective_of(model)
     objective(objective.prepare(batch_of(model, 4), 0))

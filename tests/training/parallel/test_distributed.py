@@ -61,7 +61,7 @@ def refusal(rank: int) -> str:
 def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
     check_equal_batches(3, World())
     for said in run_ranks(3, refusal):
-        assert "got 7 to 8, wanted 3 equal ones: use 7 on every rank" in said
+        assert "ranks .7 to 8.: use the same on all 3 ranks, such as 7" in said
 
 
 def agreeing(rank: int) -> tuple[list[list[int]], int]:

@@ -30,7 +30,7 @@ def test_checkpoints_elsewhere_are_gone_on_from_and_without_them_a_log_is_not_wr
     again, run = words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto"), tmp_path / "run"
     shutil.copytree(finished, run)
     before, place = (run / "metrics.jsonl").read_bytes(), shutil.move(run / "checkpoints", tmp_path / "c")
-    assert main(again) == 2 and "no checkpoint to resume from" in capsys.readouterr().err
+    assert main(again) == 2 and "without a checkpoint to resume from" in capsys.readouterr().err
     assert (run / "metrics.jsonl").read_bytes() == before
     config = json.loads((run / "config.json").read_text())
     config["run"]["checkpoint_dir"] = str(place)
@@ -42,11 +42,11 @@ def test_checkpoints_elsewhere_are_gone_on_from_and_without_them_a_log_is_not_wr
 
 SYSTEM = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "(process 7) was killed by signal: Killed, most",
-    "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "(process 7, 8) ended without a word, most likely by",
-    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that": "Bus error, most likely /dev/shm",
+    "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "(process 7, 8) ended without a message, most likely by",
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that": "Bus error, most likely because /dev/shm",
     "Too many open files. Communication with the workers is no longer possible": "`ulimit -n`",
     "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)": "--shm-size",
-    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried": "this process got no more memory",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried": "this process is out of memory",
     "[gloo/transport/tcp/pair.cc:545] Read error [::1]:9: Connection reset by peer": "another rank ended",
     "[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe": "another rank ended",
     "[gloo] Connection closed by peer [::1]:1": "another rank ended",

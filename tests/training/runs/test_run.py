@@ -137,8 +137,8 @@ def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys)
     damaged = folder / "checkpoints" / "step_5.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     start(tmp_path, "run", "--max-steps", "5", "--resume", "latest")
-    assert "passed over" in (text := capsys.readouterr().out) and "step_5.pt cannot be loaded" in text
-    assert "going on from" in text and "step_3.pt" in text
+    assert "skipped" in (text := capsys.readouterr().out) and "step_5.pt cannot be loaded" in text
+    assert "resuming from" in text and "step_3.pt" in text
 
 
 def test_a_saved_config_starts_the_same_run_again(tmp_path):

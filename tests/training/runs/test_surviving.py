@@ -59,7 +59,7 @@ def test_a_run_that_has_ended_and_lost_its_model_writes_it_again(forked, runs, w
     shutil.rmtree(runs / "lost" / "model")
     assert forked.run(*words(runs, "lost", "--resume", "latest")) == 0, forked.err
     assert_same(runs / "lost", whole)
-    assert forked.run(*words(runs, "lost", "--resume", "latest")) == 2 and "the run has ended" in forked.err
+    assert forked.run(*words(runs, "lost", "--resume", "latest")) == 2 and "the run is finished" in forked.err
 
 
 STREAMS = ["closed", "/dev/full", "head:1", "head:700"]
@@ -97,7 +97,7 @@ def test_a_stop_signal_to_all_processes_leaves_a_checkpoint_that_goes_on_bit_for
     at = status(run)
     assert at["state"] == "stopped" and at["exit_code"] == 75 and f"{name} at step {at['step']} of" in at["reason"]
     assert forked.err.splitlines()[0].startswith(f"{name} received: the run will finish its step, save and stop")
-    assert forked.err.splitlines()[1] == f"stopped: {at['reason']}. Go on by:" and len(forked.err.splitlines()) == 3
+    assert forked.err.splitlines()[1] == f"stopped: {at['reason']}. Resume with:" and len(forked.err.splitlines()) == 3
     assert forked.run(*words(runs, run.name, "--resume", "latest")) == 0, forked.err
     assert_same(run, whole)
 
@@ -124,8 +124,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_a_save_is_never_half(forked, runs, w
     begun = time.monotonic()
     forked.send(signal.SIGINT)
     assert forked.end() == 130 and time.monotonic() - begun < 5
-    assert "SIGINT again: left at once; --resume auto (with its --name) goes on" in forked.err
-    assert status(run)["state"] == "failed" and "left at once" in status(run)["reason"]
+    assert "SIGINT again: stopped immediately; --resume auto (with its --name) resumes" in forked.err
+    assert status(run)["state"] == "failed" and "interrupted immediately" in status(run)["reason"]
     assert status(run)["checkpoint"]  # it was whole, though the run still slept in its saving
     assert forked.run(*words(runs, run.name, "--resume", "auto")) == 0, forked.err
     assert_same(run, whole)
@@ -142,7 +142,7 @@ def test_ctrl_c_before_the_first_step_is_heard_and_twice_leaves_nothing_behind_t
     time.sleep(0.7)
     forked.send(signal.SIGINT)
     assert forked.end() == 130
-    assert "--resume auto (with its --name) goes on from the newest checkpoint, or from the start" in forked.err
+    assert "--resume auto (with its --name) resumes from the newest checkpoint, or starts again" in forked.err
     assert not (run / "status.json").exists()
     assert forked.run(*words(runs, run.name, "--resume", "auto")) == 0, forked.err
     assert_same(run, whole)
@@ -203,7 +203,7 @@ reduction.DupFd = reductions.reduction.DupFd = fail
     assert forked.run(*words(runs, "dropped"), before=before) == 2
     first, second = forked.err.splitlines()
     assert first == "a worker of the data loader cannot send its samples: OSError: [Errno 24] Too many open files"
-    assert second.startswith("error: a worker of the data loader (process ") and "ended without a word" in second
+    assert second.startswith("error: a worker of the data loader (process ") and "ended without a message" in second
 
 
 def test_a_rank_hears_of_its_launchers_end_by_any_signal(forked, runs):

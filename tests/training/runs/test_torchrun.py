@@ -59,7 +59,7 @@ def runs(tmp_path_factory, forked) -> Path:
     two = [*TRAINING, *DDP[1:], "--output", folder, "--name", "two"]
     assert forked.run(*two, ranks=2, before=STOPPED) == EXIT_STOPPED, forked.err[-3000:]
     shutil.copytree(folder / "two", folder / "stopped")
-    line = forked.err.partition("Go on by:\n")[2].strip()
+    line = forked.err.partition("Resume with:\n")[2].strip()
     assert line == f"torchrun --nproc_per_node 2 -m training.main --name two --resume latest --output {folder}"
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"}  # a port of its own

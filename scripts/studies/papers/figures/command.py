@@ -26,7 +26,7 @@ MOST_DPI = 1200
         flag("--images", "images at levels of prolip hierarchy hierarimgs: 8, C.2, C.3", metavar="FOLDER"),
         flag("--captions", "texts at levels for 7, from HierarCaps (default: the corpus's levels)", metavar="CSV"),
         flag("--prompts", "weights of prompts for C.4 and C.5, a file of prolip prompts fit", metavar="FILE"),
-        inclusion_by("9 finds roots"),
+        inclusion_by("the roots of 9"),
         flag("--vector", "vector format next to PNG", default=VECTORS[0], choices=VECTORS),
         flag("--dpi", "dots per inch of the PNG: 100 for a page, 300 for print (default: 160)", type=int),
     ),

@@ -321,7 +321,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--device", "warp"], "device 'warp' is unknown"),
         (["--output", "setup.py"], "setup.py is a file: give a folder"),
         (["--intervals", "1"], "--intervals 1: give 2 or more"),
-        (["--against", "runs/other/eval"], "give --intervals too"),
+        (["--against", "runs/other/eval"], "also give --intervals"),
         (["--intervals", "--against", "nowhere"], "no metrics.json in nowhere"),
     ],
 )

@@ -47,7 +47,7 @@ MISTAKES = {
     "HTML": (PAGE, "it is not a tar archive but an HTML page .*fetch it again"),
     "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha", "Git LFS .*git lfs pull"),
     "packed HTML": (gzip.compress(PAGE), "gzip-compressed data with an HTML page"),
-    "noise": (b"\xcd\x07" + random.Random(0).randbytes(2000), r"bytes of no known format \(cd 07"),
+    "noise": (b"\xcd\x07" + random.Random(0).randbytes(2000), r"data of unknown format \(cd 07"),
 }
 
 

@@ -67,7 +67,7 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "root's field": (["--dataset_root", "{name}"], "use {dataset}, {dataset_cleaned}"),
         "output": (["--output", "{modell}.json"], "has an unknown field"),
         "classifier in a file": (["--save_clf", "run/config.json/clf.pt"], "config.json is a file"),
-        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has neither"),
+        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has no model"),
         "one file": (["--language", "en", "de", "--output", "x.json"], "would both write x.json"),
         "cache": (["--wds_cache_dir", "cache"], "use hf download"),
         "amp": (["--amp", "--no_amp"], "contradict"),

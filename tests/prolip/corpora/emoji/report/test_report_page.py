@@ -41,7 +41,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_drawn(tmp_
     monkeypatch.setattr(page.figures, "draw_all", lambda *_: pytest.fail("drawn"))
     folder = write_run(tmp_path / "demo")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"file/page.html cannot be written, .*file is a file: give another path"):
+    with pytest.raises(ValueError, match=r"cannot write to .*file/page.html .*file is a file.: give another path"):
         page.make_report(folder, out=tmp_path / "file/page.html")
     (folder / "figures").touch()
     with pytest.raises(ValueError, match="figures is a file: give a folder"):
