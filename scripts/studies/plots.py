@@ -217,6 +217,16 @@ def read_hierarchy(text: str) -> Numbers:
     return found
 
 
+def read_defaults(text: str) -> Numbers:
+    found: Numbers = {"emoji 300": {}, "icons 300": {}}
+    for place, start in enumerate(("random", "trained")):
+        for row in table(text, "setting", *found, among=place):
+            for series, values in found.items():
+                if row["setting"] != "defaults" and (gain := numbers(row[series])):
+                    values[f"{start}: {row['setting'].strip('`-')}"] = gain
+    return found
+
+
 def read_openclip(text: str) -> Numbers:
     rows = table(text, "", "gain at step 500")
     return {"gain": {row[""]: gain for row in rows if (gain := numbers(row["gain at step 500"]))}}
@@ -293,6 +303,9 @@ PLOTS = {
     ),
     "study_openclip": Plot(
         "studies/openclip.md", read_openclip, draw_dots, "gain over SigLIP's loss, points", height=2.6, line=0
+    ),
+    "study_defaults": Plot(
+        "studies/defaults.md", read_defaults, draw_dots, "gain over the defaults, points", height=3.6, line=0
     ),
     "study_refusal": Plot("studies/refusal.md", read_refusal, draw_dots, "share", height=4.2),
     "study_classification": Plot("studies/classification.md", read_classification, draw_dots, "percent", height=2.4),

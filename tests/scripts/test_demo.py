@@ -68,7 +68,7 @@ def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(type
     assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
 
 
-@pytest.mark.parametrize(("code", "said"), [(75, "the same command goes on"), (2, "--overwrite deletes")])
+@pytest.mark.parametrize(("code", "said"), [(75, "rerun the command"), (2, "--overwrite deletes")])
 def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
     leave(tmp_path / "demo", "stopped")
     assert len(typed(code=code)) == 1 and said in capsys.readouterr().err

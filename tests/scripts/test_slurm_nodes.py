@@ -152,8 +152,8 @@ def test_a_node_below_four_fifths_of_the_median_is_slow_and_its_neighbours_are_n
     assert lines[1:] == [
         "preflight: n2 is slow: all_reduce 7 GB/s, 70% of the median",
         "preflight: n4 is slow: loader 79 samples/s, 79% of the median",
-        "preflight: n5 measured nothing: OSError: no disk",
-        "preflight: n6 measured nothing: no answer in 60 s",
+        "preflight: n5 has no measurement: OSError: no disk",
+        "preflight: n6 has no measurement: no answer in 60 s",
     ]
     assert "loader 100 samples/s, all_reduce 10 GB/s" in lines[0]
     found = json.loads((tmp_path / "nodes.json").read_text())

@@ -60,7 +60,7 @@ def test_a_sweep_trains_each_run_once_reports_what_failed_and_prints_a_row_per_v
     path = write_sweep(tmp_path, {"wrong": "--lr -1", "prolip": ""}, [0])
     words = (path, "--output", tmp_path / "runs")
     error, _ = call(*words)
-    assert "wrong-s0 ended with 2" in error and "--lr -1.0: give a finite number above 0" in error
+    assert "wrong-s0 failed with exit code 2" in error and "--lr -1.0: give a finite number above 0" in error
     file = tmp_path / "runs/prolip-s0/eval.json"
     figures, written = json.loads(file.read_text()), file.stat().st_mtime_ns
     table = call(*words, "--only", "prolip")[1]
@@ -90,11 +90,11 @@ def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_th
     (folder / "a-s0.made-of").unlink()  # runs of before this was kept
     runner.train_all(sweep, ["a"], folder, 1)
     assert trained == []
-    with pytest.raises(SystemExit, match="no recipe"):
+    with pytest.raises(SystemExit, match="recipe .* does not exist"):
         runner.made_of(sweep | {"recipe": "nowhere.yaml"}, "a")
 
 
-REFUSED = [({"seeds": [0, 0]}, "each once"), ({"variants": {"a/b": ""}}, "names of letters")]
+REFUSED = [({"seeds": [0, 0]}, "different integers"), ({"variants": {"a/b": ""}}, "names of letters")]
 REFUSED += [({"variants": {"..": ""}}, "names of letters"), ({"flags": '--name "x'}, "quotation mark")]
 
 
@@ -116,7 +116,7 @@ def test_a_table_of_figures_that_are_cut_or_none_is_an_error_in_one_line(text, t
 
 def test_unknown_variants_and_keys_are_refused(tmp_path, call):
     path = write_sweep(tmp_path, {"a": ""}, [0])
-    assert "no variant b: there are a" in call(path, "--output", tmp_path, "--only", "b")[0]
+    assert "no variant b: give a" in call(path, "--output", tmp_path, "--only", "b")[0]
     path.write_text(yaml.safe_dump({"recipe": "x"}))
     with pytest.raises(SystemExit, match="give columns, flags, recipe, seeds, variants"):
         runner.read_sweep(path)

@@ -111,7 +111,7 @@ def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folde
     assert found["silent"] == [NODES[3]] and set(found["nodes"]) == set(NODES[:3]), said
     assert all(set(figures) == {"loader", "all_reduce"} for figures in found["nodes"].values()), said
     assert any(words.startswith("loader ") for words in found["slow"][NODES[2]])
-    assert f"preflight: {NODES[2]} is slow: " in said and f"preflight: {NODES[3]} measured nothing: no answer" in said
+    assert f"preflight: {NODES[2]} is slow: " in said and f"preflight: {NODES[3]} has no measurement: no answer" in said
     assert min(found["nodes"], key=lambda node: found["nodes"][node]["loader"]) == NODES[2]
 
 

@@ -135,8 +135,8 @@ def test_what_has_no_prompts_to_choose_from_is_refused(tmp_path, data, folder, t
 
     words = ["--model", folder, "--data", f"wds:{data}"]
     assert "certain:9 exceeds the 4 prompts" in refused(*words, "--prompts", "certain:9")
-    assert "drop --uncertainty" in refused(*words, "--prompts", "best", "--uncertainty")
-    assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", "certain:1")
+    assert "remove --uncertainty" in refused(*words, "--prompts", "best", "--uncertainty")
+    assert "remove --prompts" in refused("--features", str(tmp_path), "--prompts", "certain:1")
     pairs, many = mini.wds_retrieval(tmp_path / "wds_pairs"), mini.wds_multilabel(tmp_path / "wds_many")
     assert "retrieval set, which has no prompts" in refused(*words, f"wds:{pairs}", "--prompts", "below:0")
     assert "multilabel set" in refused(*words, f"wds:{many}", "--prompts", "best")

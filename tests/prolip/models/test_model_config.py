@@ -79,7 +79,7 @@ def test_the_bound_counts_parameters_to_a_twentieth(monkeypatch):
     for block, tower in (("vision_cfg", model.visual), ("text_cfg", model.text)):
         count = sum(parameter.numel() for parameter in tower.parameters())
         monkeypatch.setattr(module, "MAX_PARAMETERS", 0.95 * count)
-        with pytest.raises(ValueError, match=f"{block if block == 'text_cfg' else '_cfg'} is a tower of"):
+        with pytest.raises(ValueError, match=f"{block if block == 'text_cfg' else '_cfg'} has .* parameters"):
             complete(config)
         monkeypatch.setattr(module, "MAX_PARAMETERS", 1.05 * count)
         if block == "text_cfg":  # the larger one

@@ -243,7 +243,7 @@ def test_a_folder_with_both_kinds_of_files_is_read_by_transformers_where_it_is_t
         ([b"a"], r"expected texts\[0\] as a str, got a bytes"),
         ([["a"]], r"texts\[0\] as a str, got a list of str"),
         (torch.ones(2, 3), r"texts\[0\] as a str, got a Tensor \(3,\)"),
-        (Path("a"), "texts are a PosixPath"),
+        (Path("a"), "got a PosixPath"),
     ],
 )
 def test_what_is_no_text_is_refused(texts, reported):

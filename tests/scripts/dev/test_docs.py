@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 import prolip
 from dev import openclip_table, reference
-from prolip.cli.main import main
 from prolip.data.reading.shard_index import build_index
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
@@ -149,18 +148,6 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(run_page, tmp_path)
     ours = {"s3://bucket/index.json": str(tmp_path / "index.json"), "s3://bucket/{00000..00009}.tar": shard}
     names, _ = run_page("docs/guides/data.md", ours)
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
-
-
-def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpus(run_page, tmp_path):
-    words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
-    assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path / "task")]) == 0
-    names, said = run_page("docs/guides/evaluation.md", {"runs/tasks/wds_subgroups": str(tmp_path / "task")})
-    metrics, auroc = said.splitlines()[-2:]
-    assert "mean_per_class_recall" in metrics and 0 <= float(auroc) <= 1
-    (tmp_path / "scenes.tsv").write_text("cat.png\ta green cat\ndog.png\ta black dog\n")
-    samples = list(names["open_scenes"](str(tmp_path)).samples())
-    assert [sample.captions for sample in samples] == [("a green cat",), ("a black dog",)]
-    assert samples[1].image == (tmp_path / "dog.png").read_bytes()
 
 
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")

@@ -187,7 +187,7 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
 def test_a_folder_that_another_process_writes_is_waited_for_then_refused(tmp_path):
     said: list[str] = []
     held = lock_run_dir(tmp_path)
-    with pytest.raises(FlagError, match=f"is being written by process {os.getpid()} on .*: wait until it ends"):
+    with pytest.raises(FlagError, match=f"is in use by process {os.getpid()} on .*: wait until it ends"):
         lock_run_dir(tmp_path, patience=0.6, say=said.append)
     assert len(said) == 1 and said[0].startswith("waiting for process")
     threading.Timer(0.3, held.close).start()

@@ -72,7 +72,7 @@ def test_a_run_whose_folder_was_moved_goes_on_where_it_is(saved, tmp_path):
 
 
 def test_a_mistyped_name_is_refused_with_the_near_ones(saved):
-    with pytest.raises(FlagError, match="runs/its holds none: did you mean it"):
+    with pytest.raises(FlagError, match="runs/its holds no run: did you mean it"):
         parse(["--resume", "latest", "--output", str(saved.parent), "--name", "its"])
 
 

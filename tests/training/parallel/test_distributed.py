@@ -34,7 +34,7 @@ def test_torchruns_environment_is_read():
 @pytest.mark.parametrize("missing", sorted(WHOLE))
 def test_a_half_set_environment_is_refused_with_what_is_missing(missing):
     half = {name: value for name, value in WHOLE.items() if name != missing}
-    with pytest.raises(ValueError, match=f"but {missing} not: start with torchrun"):
+    with pytest.raises(ValueError, match=f"but not {missing}: start with torchrun"):
         read_environment(half)
 
 
@@ -46,7 +46,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", 1) == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="start at most 2 processes here"):
+    with pytest.raises(ValueError, match="start at most 2 processes on this machine"):
         choose_device("cuda", 2)
 
 
@@ -61,7 +61,7 @@ def refusal(rank: int) -> str:
 def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
     check_equal_batches(3, World())
     for said in run_ranks(3, refusal):
-        assert "ranks .7 to 8.: use the same on all 3 ranks, such as 7" in said
+        assert "ranks (7 to 8): use the same on all 3 ranks, such as 7" in said
 
 
 def agreeing(rank: int) -> tuple[list[list[int]], int]:
