@@ -1,7 +1,7 @@
 """Files that an earlier commit wrote (tests/fixtures/before), and what commands make of them.
 
 `scripts/dev/write_fixtures.py` writes the files and calls `record`. Everything here runs commands, or the names of
-`import prolip`, so that it holds whatever modules are called.
+`import prolip`, so that it does not depend on the names of modules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRAWINGS = ["--data", "shards:drawings.tar"]
 
 
 def unpack(folder: Path, *names: str, source: Path = BEFORE) -> None:
-    """These of the zipped folders and files, into a folder."""
+    """Unpack the named zipped folders and files into a folder."""
     for name in names:
         if (source / f"{name}.zip").is_file():
             shutil.unpack_archive(source / f"{name}.zip", folder)
@@ -44,7 +44,7 @@ def unpack(folder: Path, *names: str, source: Path = BEFORE) -> None:
 
 
 def said(work: Callable[[list[str]], int | None], *words: object) -> tuple[str, str]:
-    """What a command printed, on both streams. AssertionError where it fails."""
+    """Return a command's output on both streams. AssertionError if it fails."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         code = work([str(word) for word in words])
@@ -53,7 +53,7 @@ def said(work: Callable[[list[str]], int | None], *words: object) -> tuple[str, 
 
 
 def command(*words: object) -> tuple[str, str]:
-    """What `prolip WORDS` printed."""
+    """Return the output of `prolip WORDS`."""
     return said(prolip_main, *words)
 
 
@@ -64,7 +64,7 @@ def models() -> dict[str, Any]:
 
 
 def model(name: str) -> dict[str, Any]:
-    """What a model says, as lists."""
+    """Return the outputs of a model, as lists."""
     pixels = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(7))
     made, _, _ = prolip.create_model_and_transforms(name)
     made.eval()
@@ -107,7 +107,7 @@ def card() -> dict[str, Any]:
 
 
 def losses(path: Path, step: int) -> dict[str, Any]:
-    """What a step logged, but for times and memory."""
+    """Return the logged values of a step, without times and memory."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     (row,) = [row for row in rows if row.get("step") == step and row["kind"] == "train"]
     unsteady = ("second", "wait", "memory")
@@ -136,7 +136,7 @@ def member(tar: str, name: str) -> bytes:
 
 
 def curated() -> dict[str, Any]:
-    """What a selection of scored samples keeps, and the new shards of them."""
+    """Return the selected samples of a scored set, and their new shards."""
     rules = ["--duplicates", "0.9998", "--drop", "weak: score < quantile(score, 0.2)", "--keep", "0.6", "--yes"]
     rules += ["--rank-by", "normalised_score"]
     table, _ = command("curate", "select", "curated", *rules)
@@ -178,7 +178,7 @@ QUESTIONS: dict[Callable[[], Any], tuple[str, ...]] = {
 
 
 def answer(question: Callable[[], Any], folder: Path, source: Path = BEFORE) -> Any:
-    """What the files say now, in a new folder."""
+    """Return the current answer from the files, in a new folder."""
     here = Path.cwd()
     unpack(folder, *QUESTIONS[question], source=source)
     os.chdir(folder)
@@ -189,7 +189,7 @@ def answer(question: Callable[[], Any], folder: Path, source: Path = BEFORE) -> 
 
 
 def record(source: Path) -> None:
-    """Write the answers beside the files; of the run that was gone on with, those of the uninterrupted one."""
+    """Write the answers next to the files; for the resumed run, those of the uninterrupted one."""
     answers = {}
     for question in QUESTIONS:
         folder = Path(f"recorded/{question.__name__}").resolve()
@@ -200,7 +200,7 @@ def record(source: Path) -> None:
 
 
 def differences(found: Any, wanted: Any, place: str = "", tolerance: float = 0.0) -> Iterable[str]:
-    """Where two JSON values part by more than a share of the larger one, or of SMALL where both are smaller."""
+    """Yield places where two JSON values differ by more than a share of the larger one, or of SMALL if both are less."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in sorted(wanted.keys() | found.keys()):
             if key in wanted and key in found:

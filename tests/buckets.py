@@ -1,4 +1,4 @@
-"""An object store in memory behind gs://, so that what reads and writes URLs is tried without a network."""
+"""An object store in memory for gs:// URLs, so that tests read and write URLs without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: kernels without a GPU, and how two or more processes of pytest-xdist divide the work."""
+"""Setup of all tests: kernels without a GPU, and the division of work among processes of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_modifyitems(items):
-    """Files of training take longest and go first, so that no process ends long behind the others."""
+    """Sort the long training files first, so that all processes end at about the same time."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
 
 

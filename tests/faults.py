@@ -111,14 +111,14 @@ def run(case: Any, folder: Path, every: bool) -> int:
             left = f"NEITHER ({type(error).__name__}: {error})"
         wanted = -signal.SIGKILL if kill else 3
         if code != wanted and (kill or left.startswith("the new") is False):
-            left += f", ended with {code}, NEITHER as wanted"
+            left += f", ended with {code}, NEITHER as expected"
         bad += "NEITHER" in left
         print(f"{'killed after' if kill else 'disk full at'} {kill or full} ({calls[(kill or full) - 1]}): {left}")
     return bad
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder stands behind the others
+    sys.path.pop(0)  # this folder comes after the others
     module, _, names = sys.argv[1].partition(":")
     bad = 0
     for name in names.split(","):

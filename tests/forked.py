@@ -29,7 +29,7 @@ def take_streams(order):
         if where == "closed":  # as Python has it when it begins with one
             os.close(number)
             setattr(sys, console.NAMES[number], None)
-        elif where.startswith("head:"):  # a reader that ends behind its first bytes
+        elif where.startswith("head:"):  # a reader that ends after its first bytes
             reading, writing = os.pipe()
             if os.fork() == 0:
                 os.close(writing)
@@ -53,7 +53,7 @@ def fork(order, rank=0, port=0):
         if order["ranks"] > 1:
             join(rank, order["ranks"], port)
         take_streams(order)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run behind nohup or `&`
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run under nohup or with `&`
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for name in order["ignored"]:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -80,7 +80,7 @@ for line in sys.stdin:
 class Forked:
     """One run at a time: `start`, perhaps `send`, then `end` for its exit code, of several ranks the first that failed.
 
-    What is torchrun's own is not here: it needs two more processes, and each rank imports everything anew.
+    It does not run torchrun, which needs two more processes, and whose ranks import everything again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class Forked:
         return self.end()
 
     def script(self, path: Path, *words: Any, **settings: Any) -> int:
-        """Another program than training.main, with these words; it may import what lies beside it."""
+        """Run a program other than training.main, with these words; it can import modules next to it."""
         argv = [str(path), *map(str, words)]
         code = (
             f"import runpy; sys.argv = {argv!r}; sys.path.insert(0, {str(path.parent)!r});"
@@ -178,7 +178,7 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def one_thread() -> None:
-    """For a fork: it has none of the threads that OpenMP would wait for."""
+    """Limit a fork to one thread: it has none of the threads that OpenMP would wait for."""
     import faiss
     import torch
 

@@ -1,4 +1,4 @@
-"""How the modules of src stand to each other: what may import what, and how many lie beside each other."""
+"""The structure of src: allowed imports between modules, and the number of modules in a folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in 
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """What is imported anywhere in these nodes but for type checkers alone."""
+    """Yield the imports in these nodes, except those for type checkers only."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -1,4 +1,4 @@
-"""docs/tour.ipynb runs as it stands, and its stored outputs are of a run that went well."""
+"""docs/tour.ipynb runs unchanged, and its stored outputs come from a successful run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOUR = ROOT / "docs/tour.ipynb"
 
 
 def texts(notebook) -> list[str]:
-    """What its cells print, one text a cell that prints."""
+    """Return the printed text of each cell that prints."""
     return [
         "".join(output.get("text", "") for output in cell.outputs)
         for cell in notebook.cells
@@ -30,7 +30,7 @@ def pictures(notebook) -> int:
 
 
 def clone_with(tmp_path: Path) -> Path:
-    """What a fresh clone has, without what runs wrote."""
+    """Write a fresh clone, without the output of runs."""
     for name in ("data", "scripts", "src"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
@@ -49,7 +49,7 @@ def execute(root: Path):
 
 
 def check(printed: list[str], drawn: int, model: str) -> None:
-    """What a run prints, whatever its model has learnt."""
+    """Check the output of a run, for any model."""
     whole = "\n".join(printed)
     assert f"{model}: 192 dimensions" in whole and "'penguin' " in whole and drawn == 2
     assert re.search(r"[\d.]+% of 365 drawings get their own name", whole)

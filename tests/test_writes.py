@@ -1,4 +1,4 @@
-"""Whatever src writes into files that are kept goes through prolip.utils.outputs: whole under its name or not there."""
+"""All files that src writes permanently go through prolip.utils.outputs: complete under their name or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALLOWED = {
 
 
 def writes(call: ast.Call) -> bool:
-    """Whether a call writes a file by its name."""
+    """Return whether a call writes a file by its name."""
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name == "save":

@@ -29,7 +29,7 @@ def refusal(capsys: Any, command: Callable[[list[str]], object], *words: object)
 
 
 def returned(target: str, *words: object) -> Any:
-    """What a function returned to `prolip WORDS`, None where it was not called."""
+    """Return what a function returned to `prolip WORDS`, None if it was not called."""
     work, found = resolve_name(target), []
 
     def kept(*args, **options):

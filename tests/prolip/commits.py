@@ -1,4 +1,4 @@
-"""Commits that tests/faults.py breaks off: a file and a folder by the helpers of prolip.utils.outputs."""
+"""Commits that tests/faults.py interrupts: a file and a folder by the helpers of prolip.utils.outputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Commits that tests/faults.py breaks off: models, graphs, embeddings and checkpoints that a person keeps.
+"""Commits that tests/faults.py interrupts: models, graphs, embeddings and checkpoints that a person keeps.
 
-Graphs are made by nothing that computes them: what is tried is how they are written.
+The graphs are stand-ins: these commits test only the writing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _model(folder: Path) -> dict[str, int]:
 
 
 def random_pairs(seed: int, width: int) -> Pairs:
-    """Of a model of this width."""
+    """Return random pairs of a model of this width."""
     generator = torch.Generator().manual_seed(seed)
     image, text = (torch.nn.functional.normalize(torch.randn(64, width, generator=generator), dim=1) for _ in range(2))
     return Pairs.in_rows(image, text, 10.0, text_ids=torch.randint(1, 99, (64, 8), generator=generator))

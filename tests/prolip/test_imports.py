@@ -1,4 +1,4 @@
-"""What is imported when: Gaussians and metrics do without OpenCLIP, and every public name is there."""
+"""Imports: Gaussians and metrics need no OpenCLIP, and every public name exists."""
 
 from __future__ import annotations
 

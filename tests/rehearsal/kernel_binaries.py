@@ -26,7 +26,7 @@ from prolip.losses.positives import Positives
 
 #: A100, H100 and H200, B200.
 ARCHITECTURES = (80, 90, 100)
-#: Rows, columns, diagonal, ids of a row, whether gradients are wanted.
+#: Rows, columns, diagonal, ids of a row, and a flag for gradients.
 SHAPES: dict[str, tuple[int, int, int | None, int, bool]] = {
     "gathered, known matches": (512, 16_384, 1_024, 5, True),
     "ring, others' texts": (512, 512, None, 0, True),
@@ -40,7 +40,7 @@ USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 class Target:
-    """In place of Triton's driver of a GPU: it only says what to compile for."""
+    """Replacement of Triton's GPU driver: it only names the target to compile for."""
 
     def __init__(self, architecture: int):
         self.architecture = architecture
@@ -56,7 +56,7 @@ class Target:
 
 
 class Noting:
-    """In place of the kernel: notes what it is started with."""
+    """Replacement of the kernel: records the arguments of its starts."""
 
     def __init__(self) -> None:
         self.starts: list[tuple[tuple[int, ...], tuple, dict[str, Any]]] = []
@@ -66,7 +66,7 @@ class Noting:
 
 
 def starts() -> dict[str, tuple[tuple[int, ...], tuple, dict[str, Any]]]:
-    """What `sum_block` starts the kernel with, by the name of the shape."""
+    """Return the arguments with which `sum_block` starts the kernel, by the name of the shape."""
     noting, width = Noting(), 8
     with patch.object(fused, "_pairs_kernel", noting), patch.object(torch.cuda, "device_of", lambda x: nullcontext()):
         for rows, columns, diagonal, ids, wanted in SHAPES.values():

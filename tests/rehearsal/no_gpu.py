@@ -26,7 +26,7 @@ CUDA = torch.device("cuda", 0)
 SOURCE = str(Path(__file__).parents[2] / "src")
 #: What makes a tensor of numbers: on a device it is a copy that the host waits for.
 OF_NUMBERS = ("tensor", "as_tensor", "asarray", "new_tensor")
-#: Operators beside the elementwise ones that take a number from a tensor () of the host.
+#: Operators other than elementwise ones that take a number from a tensor () of the host.
 TAKE_NUMBERS = ("masked_fill", "masked_fill_", "fill_", "index_put", "index_put_")
 #: Operators that look at values and have no tag that says so.
 LOOK = ("_linalg_check_errors", "_assert_scalar")
@@ -136,7 +136,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def is_pinned(self, x: Tensor) -> bool:
-        """Whether it lies in what was pinned."""
+        """Return whether a tensor lies in pinned memory."""
         return x.untyped_storage()._cdata in self.pinned
 
     def copy(self, func: Any, args: tuple, kwargs: dict, source: Tensor, target: torch.device) -> Tensor:
@@ -154,7 +154,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def check(self, func: Any, name: str, own: list[Tensor], host: list[Tensor], args: tuple) -> None:
-        """What CUDA would refuse or wait for in any other operator."""
+        """Check for inputs that CUDA would refuse or wait for in any other operator."""
         if not own:
             return
         elementwise = torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS
@@ -175,19 +175,19 @@ class Watch(TorchDispatchMode):
 
 
 def on_device(x: Any) -> bool:
-    """Whether it is a tensor of the device."""
+    """Return whether it is a tensor of the device."""
     return isinstance(x, Tensor) and x.device.type in ("meta", "cuda")
 
 
 class HostGenerator(torch.Generator):
-    """In place of a generator of the device's: timm's average keeps one, and draws from it in lower precision alone."""
+    """Replacement of a device's generator: timm's average keeps one, and uses it only in lower precision."""
 
     def __new__(cls, device: Any = "cpu") -> HostGenerator:
         return super().__new__(cls, "cpu")
 
 
 class KernelStandIn:
-    """In place of the Triton kernel, which has no meta tensors: it counts its starts and writes nothing."""
+    """Replacement of the Triton kernel, which has no meta tensors: it counts its starts and writes nothing."""
 
     def __init__(self) -> None:
         self.starts = 0

@@ -25,7 +25,7 @@ SHAPES = {"gathered, known matches": 3, "ring, others' texts": 2, "odd": 3, "wit
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory) -> dict[str, list[dict]]:
-    """What `kernel_binaries.py` says of each, by shape."""
+    """Return the output of `kernel_binaries.py` for each, by shape."""
     script = Path(__file__).with_name("kernel_binaries.py")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     environment["PYTHONPATH"] = str(script.parents[2] / "src")
@@ -38,7 +38,7 @@ def binaries(tmp_path_factory) -> dict[str, list[dict]]:
 
 
 def fits(row: dict) -> bool:
-    """Whether nothing is spilt and programs find room beside each other."""
+    """Return whether nothing is spilt and programs have room next to each other."""
     resident = min(REGISTERS // (row["registers"] * row["threads"]), SHARED[row["architecture"]] // row["shared"])
     return row["local"] <= SPILT.get(row["shape"], 0) and resident >= RESIDENT
 

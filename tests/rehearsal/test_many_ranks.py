@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict] = {
 
 
 class Declared(NamedTuple):
-    """What a rank does in the loss of a step, W ranks of B rows each."""
+    """The expected work of a rank in the loss of a step, W ranks of B rows each."""
 
     counts: dict[str, int]  # collectives by kind
     sent: dict[str, float]  # bytes that a rank has for others, by kind
@@ -120,7 +120,7 @@ def uniformity(ranks: int) -> Declared:
     )
 
 
-#: Known matches send the ids of texts; both ways want the columns of similarities and of positives, and give back one.
+#: Known matches send the ids of texts; both ways need the columns of similarities and of positives, and return one.
 BOTH_WAYS = tiled(DIM, given=1, transposed=3)
 DECLARED: dict[str, Callable[[int], Declared]] = {
     "prolip": ring,
@@ -170,7 +170,7 @@ def model_of(method: str) -> torch.nn.Module:
 
 
 def loss_of_step(method: str, model: torch.nn.Module, ranks: int, rank: int) -> Ledger:
-    """What the loss of one rank's embeddings takes, forward and backward."""
+    """Count the loss of one rank's embeddings, forward and backward."""
     kind = METHODS[method]
     objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(rank=rank, world_size=ranks))
     if kind.adapts:
@@ -185,7 +185,7 @@ def loss_of_step(method: str, model: torch.nn.Module, ranks: int, rank: int) -> 
 
 
 def check_peaks(found: dict[tuple[int, int], Ledger], declared: float) -> None:
-    """From the middle world on every tile is full, so what still grows is held for each row of the global batch."""
+    """Check that only memory per row of the global batch grows: from the middle world size every tile is full."""
     for last in (False, True):
         ranks = sorted({ranks for ranks, _ in found})
         small, middle, large = (found[count, (count - 1) * last].peak for count in ranks)

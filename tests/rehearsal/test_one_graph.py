@@ -38,13 +38,13 @@ def batch_of(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def traced(tower: Any, *given: Any, **options: Any) -> Gaussian:
-    """What a tower gives as one graph: an error of torch's where it is several. Shapes are fixed, as in a run."""
+    """Run a tower as one graph; torch raises an error for several. Shapes are fixed, as in a run."""
     torch.compiler.reset()
     return torch.compile(tower, backend="eager", fullgraph=True, dynamic=False)(*given, **options)
 
 
 def gradient(tower: Any, z: Gaussian) -> torch.Tensor:
-    """Of the first parameter that has one, by a loss of both parts."""
+    """Return the first parameter's gradient of a loss of both parts."""
     wanted = [p for p in tower.parameters() if p.requires_grad]
     found = torch.autograd.grad(z.mean[:, 0].sum() + z.log_var.sum(), wanted, allow_unused=True)
     return next(x for x in found if x is not None)

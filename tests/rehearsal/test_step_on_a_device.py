@@ -36,7 +36,7 @@ COLOURS = {"model": {"aug_cfg": JITTER}, "augment": HOLES}
 
 
 def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[TrainState, DataState]:
-    """What a run on a GPU is made of, as the program builds it, inside of `without_gpu`."""
+    """Build the parts of a run on a GPU as the program does, within `without_gpu`."""
     torch.manual_seed(0)
     kind = METHODS[method]
     optim = {"opt": opt, "lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "grad_clip_norm": 1.0}
@@ -109,7 +109,7 @@ CASES["infonce, fp16"] = ("infonce", *HALF)
 
 @pytest.mark.parametrize("method,augment,settings", CASES.values(), ids=CASES)
 def test_a_step_mixes_no_devices_and_waits_for_none(gpu, kernel, method, augment, settings):
-    """Of one and of two micro-batches. GradScaler scales; what meta tensors have no casts for is autocast."""
+    """Steps have one or two micro-batches. GradScaler scales; autocast is replaced where meta tensors lack casts."""
     trained, fed = build(method, augment, **settings)
     assert trained.scaler.is_enabled() == ("precision" in settings)
     terms, _ = steps(gpu, method, trained, fed)
@@ -146,7 +146,7 @@ def test_an_optimiser_that_is_not_fused_waits_where_the_step_says_so(gpu):
 
 
 def test_pairs_of_no_pinned_memory_are_found(gpu, monkeypatch):
-    """As source-free adaptation once sent them."""
+    """Source-free adaptation once sent such pairs."""
     monkeypatch.setattr(source_free, "to_device", lambda device, *x: [one.to(device, non_blocking=True) for one in x])
     with pytest.raises(DeviceFault, match="not pinned.*source_free.py"):
         steps(gpu, "source-free", *build("source-free", COLOURS))

@@ -1,4 +1,4 @@
-"""The demo from end to end, with a toy model and two steps; broken off, typed again, and where it cannot run."""
+"""The demo from end to end, with a toy model and two steps; interrupted, repeated, and where it cannot run."""
 
 import json
 from pathlib import Path

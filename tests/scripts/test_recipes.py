@@ -1,4 +1,4 @@
-"""The recipes of published sets: what they say is what papers say, and they train, stop, go on and are evaluated."""
+"""The recipes of published sets: their values are the papers', and they train, stop, resume and are evaluated."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RECIPES = ROOT / "scripts/recipes"
 #: Those of data that users bring, by the word of their data.
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if re.match(r"(coco|cub|flickr|iapr)-", path.name))
 ADAPTING = {"flickr-to-coco-source-free": ("flickr", "coco"), "iapr-to-flickr-source-free": ("iapr", "flickr")}
-#: Stopped and gone on with in every run of the tests; the others, whose steps are of no other kind, in the slow ones.
+#: Stopped and resumed in every run of the tests; the others, with the same kinds of steps, in the slow ones.
 RESUMED = ("coco-pcmepp", "cub-pcme", "iapr-to-flickr-source-free")
 #: Those whose heads are new, and the width that these have.
 HEADS = {"coco-pcme": 1024, "coco-pcme-rerun": 1024, "coco-pcmepp": 1024, "coco-vacsr": 1024, "cub-pcme": 512}
 
 
 def commands(name: str) -> list[list[str]]:
-    """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`; of a script all its words."""
+    """Return the commands in a recipe's head, as words after `python -m` or `prolip eval`; all words of a script."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
     begin = r"python -m|prolip eval|python(?= scripts/studies/papers/papers\.py)"
     return [shlex.split(line) for line in re.findall(rf"^#     (?:{begin}) (.+)$", text, re.M)]
@@ -62,7 +62,7 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
 
 
 def config_of(name: str):
-    """What the recipe's own command asks for."""
+    """Return the config of the recipe's own command."""
     return parse([words for words in commands(name) if words[0] == "training.main"][-1][1:])
 
 
@@ -97,7 +97,7 @@ def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
         assert (optim.lr_scheduler, optim.lr_milestones, optim.lr_step_factor) == ("step", (0.6,), 0.1)
         assert config.augment.token_shares == (0.1, 0.02, 0.08)
         assert optim.swa_epochs == (10 if name == "coco-pcmepp" else 0)
-    if name == "coco-pcme-rerun":  # VIB's 1e-4 is a mean beside a sum over 2 B^2 pairs
+    if name == "coco-pcme-rerun":  # VIB's 1e-4 is a mean next to a sum over 2 B^2 pairs
         assert (config.objective.match_start, config.objective.kl_weight) == (5, 1e-4 / (2 * rows))
     if name == "coco-vse":
         assert config.objective.sum_steps == 2 * (config.data.train_num_samples // rows)
@@ -274,7 +274,7 @@ def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path)
 
 def test_adaptation_begins_with_zero_shot_clip_as_in_table_ii(sets, clip, tmp_path):
     name = "iapr-to-flickr-source-free"
-    assert "--model\n# ViT-B-32-quickgelu --pretrained openai" in (RECIPES / f"{name}.yaml").read_text()
+    assert "# --model ViT-B-32-quickgelu --pretrained openai" in (RECIPES / f"{name}.yaml").read_text()
     assert main(words_of(name, sets["flickr"], tmp_path, name, *clip)) == 0
     rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
     losses = [row["loss"] for row in rows if "loss" in row]

@@ -1,4 +1,4 @@
-"""What the nodes of a job note, measure and are judged by: slurm/node.py, slurm/blame.py and slurm/measure.py."""
+"""Records, measurements and verdicts of a job's nodes: slurm/node.py, slurm/blame.py and slurm/measure.py."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_exclusions_add_up(blame):
         {A: (1.0, 1, "ValueError: 12 is odd"), B: (30.0, 1, "ValueError: 14 is odd")},  # but for a number
         {A: (1.0, 2, "error: a bad flag"), B: (1.1, 2, "")},  # only rank 0 says what is wrong with a flag
         {A: (1.0, -9, "SIGKILL"), B: (2.0, -9, "SIGKILL"), C: (9.0, 2, LOST)},
-        {A: (1.0, 1, "KeyError: 'x'"), B: (2.0, -9, "SIGKILL")},  # which of them was first, no clock tells
+        {A: (1.0, 1, "KeyError: 'x'"), B: (2.0, -9, "SIGKILL")},  # no clock shows which was first
         {A: (1.0, 2, LOST), B: (2.0, -15, "SIGTERM")},
         {},
     ],

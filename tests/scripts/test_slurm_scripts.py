@@ -36,9 +36,9 @@ job) echo JobId=7;;
 *) echo "$@" >> "$MARKS";;
 esac""",
     "squeue": 'echo "${QUEUE:-}"',
-    # Runs what it is given behind its own flags, once, as a task of the step would.
+    # Runs the command after its own flags, once, as a task of the step would.
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-    # Python: the check of what is there passes or not; else write the words down, perhaps a status, and end as told.
+    # Python: the preflight check passes or not; else record the words, perhaps a status, and end as requested.
     "python": """case "$1" in
 slurm/preflight.py) printf '%s\\n' "$@" > "$WORDS.preflight"; exit "${MISSING:-0}";;
 slurm/measure.py) echo measured; exit 0;;
@@ -54,7 +54,7 @@ exit "${ENDS:-0}" """,
 
 @pytest.fixture
 def start(tmp_path):
-    """Run a script with stubs; returns (exit status, words behind python's name, what scontrol was told, output)."""
+    """Run a script with stubs. Return (exit status, words after python's name, arguments of scontrol, output)."""
     for name, body in STUBS.items():
         stub = tmp_path / "bin" / name
         stub.parent.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def leaves(tmp_path):
-    """Write the status.json that a run would leave behind; returns its path."""
+    """Write the status.json that a run would leave, and return its path."""
 
     def write(state: str, step: int, checkpoint: str | None, **facts: str) -> str:
         write_status(tmp_path, state, step=step, total_steps=99, checkpoint=checkpoint, **facts)
@@ -144,7 +144,7 @@ def test_a_run_that_another_job_is_training_is_left_alone(start, tmp_path):
 
 
 def load(name: str) -> ModuleType:
-    """A file beside the job scripts, as a module."""
+    """Import a file next to the job scripts as a module."""
     spec = importlib.util.spec_from_file_location(f"slurm_{name}", SLURM / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The sweep runner: every variant with every seed, once; a table; a failing run is reported behind the others."""
+"""The sweep runner: every variant with every seed, once; a table; a failing run is reported after the others."""
 
 import contextlib
 import io

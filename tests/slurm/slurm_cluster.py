@@ -271,7 +271,7 @@ def train(cluster: Cluster, folder: Path, name: str, *flags: str, nodes: int = 2
 
 
 def reported(cluster: Cluster, folder: Path, job: str) -> str:
-    """What a job, its nodes and the daemons wrote, for a failing test."""
+    """Return the output of a job, its nodes and the daemons, for a failing test."""
     files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
     return "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files if file.exists()) + cluster.logs()
 

@@ -106,7 +106,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 @pytest.fixture(scope="module")
 def signalled(cluster, folder) -> Path:
-    """The run folder of a job that was stopped and went on."""
+    """Return the run folder of a job that was stopped and resumed."""
     return disturbed(cluster, folder, "signalled", losses=0)
 
 
@@ -157,11 +157,11 @@ def submit_stand_in(cluster: Cluster, folder: Path, name: str, *words: str) -> s
     return job
 
 
-@pytest.mark.parametrize("how", ["cancelled", "told at the start", "told later"])
+@pytest.mark.parametrize("how", ["cancelled", "set at the start", "set later"])
 def test_a_job_can_be_stopped_for_good(cluster, folder, how):
     name = how.replace(" ", "-")
-    job = submit_stand_in(cluster, folder, name, *(["--no-requeue"] if how == "told at the start" else []))
-    if how == "told later":
+    job = submit_stand_in(cluster, folder, name, *(["--no-requeue"] if how == "set at the start" else []))
+    if how == "set later":
         cluster.call("scontrol", "update", f"JobId={job}", "Requeue=0")
     cluster.call("scancel", *([] if how == "cancelled" else ["--signal=USR1"]), job)
     end = cluster.wait_for_end(job, 60)

@@ -36,7 +36,7 @@ def few(pairs: int = 30, dim: int = 6, **further) -> Pairs:
 
 
 def ambiguous_world() -> World:
-    """As in a trained model: a text lies in the middle of its images, so that the more it has the farther they are.
+    """Return a world like a trained model: a text lies in the middle of its images, farther away the more it has.
 
     One pair for each image of a text, 16 drawn of those that have more; the middle of all images is the empty text.
     """

@@ -1,4 +1,4 @@
-"""What is held in memory, in elements of tensors."""
+"""The peak memory of tensors, in elements."""
 
 import weakref
 

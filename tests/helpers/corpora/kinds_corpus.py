@@ -17,7 +17,7 @@ def corpus_of(count=24, seed=0, drawings=True):
 
 
 def truth(corpus):
-    """For every text the set of its concepts and its most general level."""
+    """Return for every text the set of its concepts and its most general level."""
     sets, level = {}, {}
     for depth, name in enumerate(LEVELS):
         for k, concept in enumerate(corpus.concepts):

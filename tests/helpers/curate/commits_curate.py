@@ -1,6 +1,6 @@
-"""Commits of curation that tests/faults.py breaks off: scores of a shard, a selection, new shards with their index.
+"""Commits of curation that tests/faults.py interrupts: scores of a shard, a selection, new shards with their index.
 
-Also what tests of curation share: shards of any samples, and scores without a model.
+The module also has helpers of curation tests: shards of any samples, and scores without a model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def write_tar(path: Path, members: Sequence[tuple[str | bytes, bytes]]) -> str:
 
 
 def brightness(pixels: torch.Tensor, captions: Sequence[str]) -> dict[str, Any]:
-    """What stands for a model's figures."""
+    """Return brightness as a stand-in for a model's signals."""
     return {"cosine": pixels.mean((1, 2, 3)).numpy(), "text_tokens": np.float32([len(text) for text in captions])}
 
 
@@ -62,7 +62,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def scorer(urls: Sequence[str], out: Path, captions: str = "txt") -> Scorer:
-    """Of shards, as the command makes it but for the model."""
+    """Build the scorer of shards as the command does, without a model."""
     made = Scorer(
         urls, out, brightness, pixels_of, CaptionSampler.parse(captions), {"model": "brightness"}, ShardReader()
     )
@@ -91,7 +91,7 @@ def choose(out: Path, *rules: str) -> dict[str, Any]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Beside what is copied and watched, as tables name them by their whole paths."""
+    """Return a folder outside the copied and watched one, because tables name shards by their whole paths."""
     place = folder.parent / "shards"
     return [str(path) for path in sorted(place.glob("*.tar"))] or three_shards(place)
 
@@ -126,7 +126,7 @@ def _state_of_selection(folder: Path) -> Any:
 
 
 def _state_of_shards(folder: Path) -> str:
-    """What is there is whole, or the next run does not repair it; all of it is the new state."""
+    """Return the state of the existing files, which must be complete; all together are the new state."""
     found = {path.name: path.read_bytes() for path in (folder / "kept").glob("[!.]*") if path.is_file()}
     with tempfile.TemporaryDirectory() as other:
         write_all(folder, Path(other))

@@ -17,21 +17,21 @@ TYPE = "application/x-tar"
 
 
 def closing_port() -> int:
-    """A port on which nobody listens."""
+    """Return a port on which no server listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class Answer(NamedTuple):
-    """What is sent for a request: a correct answer, but for these."""
+    """The answer to a request: correct except for these faults."""
 
     code: int = 200  # 206 for a range, which the other codes do not heed; 0: not even a header
     data: str = "true"  # a key of Handler.bytes
-    stop: float | str | None = None  # where the body breaks off: a share, "edge", or bytes after its beginning
+    stop: float | str | None = None  # where the body ends early: a share, "edge", or bytes after its beginning
     length: int | None = 0  # bytes more than there are that the header promises; None: no length
     ranges: bool = True  # whether a range is heeded
-    later: int = 0  # bytes behind the asked one where the range begins
+    later: int = 0  # bytes after the requested one at which the range begins
     etag: str | None = '"1"'
     type: str = TYPE
     headers: Mapping[str, str] = {}

@@ -1,7 +1,7 @@
-"""Pictures at random in the modes that Pillow has and the formats that it writes, with the RGB that they mean.
+"""Random images in Pillow's modes and formats, with their RGB.
 
-It is computed here from the numbers that were drawn, in NumPy; where a format changes them (JPEG, lossy WebP, the
-palettes of GIF) or Pillow's conversion is what is wanted (CMYK), from what Pillow opens, its alpha laid on white.
+NumPy computes the RGB from the drawn numbers. If a format changes them (JPEG, lossy WebP, the palettes of GIF), or
+Pillow's conversion is expected (CMYK), it comes from Pillow's image, with its alpha on white.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def grey(levels):
 
 
 def meant(picture: Picture, data: bytes | None) -> np.ndarray:
-    """The RGB of a picture: what was drawn, or Pillow's opening of the file."""
+    """Return the RGB of an image: the drawn numbers, or Pillow's reading of the file."""
     if picture.rgb is not None:
         return picture.rgb
     image = picture.image if data is None else Image.open(io.BytesIO(data))
@@ -52,8 +52,8 @@ def meant(picture: Picture, data: bytes | None) -> np.ndarray:
 
 
 def drawn(rng, h, w) -> dict[str, tuple]:
-    """Of each mode the formats that keep its numbers and those that change them (- for none), an image, its RGB and,
-    where it has one, the transparency of its file.
+    """Return for each mode the formats that keep its numbers and those that change them (- for none), an image, its
+    RGB, and the transparency of its file, if any.
     """
     bits, hole = rng.random((h, w)) < 0.5, rng.random((h, w)) < 0.4
     levels, rgb = rng.integers(0, 256, (h, w), dtype=np.uint8), rng.integers(0, 256, (h, w, 3), dtype=np.uint8)

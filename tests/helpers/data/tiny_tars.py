@@ -21,14 +21,14 @@ GROUPS = ("animals nature", "food drink", "objects")
 
 
 def saved(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
-    """The file of a picture."""
+    """Return the file of an image."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def png(index: int = 0, size: int = 4, mode: str = "RGB") -> bytes:
-    """A picture whose pixels differ by `index`."""
+    """Return an image whose pixels differ by `index`."""
     pixels = np.random.default_rng(index).integers(0, 256, (size, size, 3), dtype=np.uint8)
     return saved(Image.fromarray(pixels).convert(mode), "PNG")
 

@@ -1,4 +1,4 @@
-"""What the tests of prolip eval clip-benchmark share: small test sets, one evaluation in this process."""
+"""Helpers for the tests of prolip eval clip-benchmark: small test sets, one evaluation in this process."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def worst(hits, groups) -> float:
 
 
 def single_label(key: str, scores: np.ndarray, labels: list[int], groups: list[list[int]]) -> dict[str, float]:
-    """Of a task with classes."""
+    """Compute the metrics of a task with classes."""
     predicted = scores.argmax(1).tolist()
     hits = [p == y for p, y in zip(predicted, labels)]
     five = [y in row[:5] for y, row in zip(labels, np.argsort(-scores, axis=1, kind="stable").tolist())]
@@ -186,7 +186,7 @@ def write_suite(root: Path, tasks, oracle: Oracle) -> dict[str, Path]:
 
 
 def write_task(root: Path, task, number: int, oracle: Oracle) -> Path:
-    """One dataset, told from the others by its pictures."""
+    """Write one dataset, whose images differ from those of the others."""
     folder = root / task.folders[0]
     if task.kind == "retrieval":
         if "mscoco" in task.key:  # one as DataComp has it, one in shards

@@ -1,4 +1,4 @@
-"""A model, its tokenizer and its preprocessing as an evaluation embeds by them, for the tests of what stands above."""
+"""A model, its tokenizer and its preprocessing as an evaluation uses them, for the tests of evaluations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TINY_CLIP = {
 
 # --- models ----------------------------------------------------------------------------------------------------------
 def prolip_folder(folder: Path, seed: int = 0) -> str:
-    """A small random model of ours whose traces differ, as --model wants it."""
+    """Write a small random model of ours with different traces, and return its --model."""
     torch.manual_seed(seed)
     model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
     return f"local-dir:{save_pretrained(model, folder)}"
@@ -53,9 +53,9 @@ def small_openclip(folder: Path) -> Embedder:
     return Embedder.load("ViT-mini", str(folder / "weights.pt"))
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- images ----------------------------------------------------------------------------------------------------------
 def picture(number: int, kind: str = "PNG", size: int = 24) -> bytes:
-    """An encoded picture, different for every number."""
+    """Return an encoded image, different for every number."""
     rng = np.random.default_rng(number)
     ramp = np.linspace(0, 1, size)[:, None, None] * rng.uniform(-200, 200, 3) + rng.uniform(30, 220, 3)
     return encoded(np.clip(ramp + rng.normal(0, 25, (size, size, 3)), 0, 255).astype(np.uint8), kind)
@@ -75,7 +75,7 @@ def array(values) -> bytes:
 
 
 def sentences(rng: np.random.Generator, number: int, count: int) -> list[str]:
-    """Captions that no other picture has."""
+    """Return captions that no other image has."""
     return [f"{' '.join(rng.choice(WORDS, 5))} {number}" for _ in range(count)]
 
 
@@ -246,7 +246,7 @@ def winogavil(root: Path, sizes: Sequence[int] = (5, 6, 10, 12, 12), packed: boo
 
 
 def cub(root: Path, species: int = 4, images: int = 3, captions: int = 10) -> tuple[Path, Path]:
-    """(captions, images) with the lists of all splits beside the images; the last species is unseen."""
+    """Write (captions, images), with the lists of all splits next to the images; the last species is unseen."""
     rng = np.random.default_rng(7)
     names = [f"{i + 1:03d}.Bird_{i}" for i in range(species)]
     keys = [f"{name}/Bird_{i}_{j:04d}.jpg" for i, name in enumerate(names) for j in range(images)]

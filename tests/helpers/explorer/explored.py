@@ -11,5 +11,5 @@ HOSTILE = ("<script>window.ran = 1</script>", '<img src=x onerror="window.ran = 
 
 
 def make_app(words: list[str]) -> App:
-    """What `prolip explore` with these words shows."""
+    """Return the app of `prolip explore` with these words."""
     return explore.make_app(parser_of(explore.explore).parse_strictly(words))

@@ -28,7 +28,7 @@ swin_base_patch4_window7_224 vit_medium_patch16_gap_256 vit_relpos_medium_patch1
 MobileCLIP-S1 ViT-H-14-CLIPA roberta-ViT-B-32 xlm-roberta-base-ViT-B-32 mt5-base-ViT-B-32 nllb-clip-base
 nllb-clip-base-siglip coca_ViT-B-32 coca_base MobileCLIP2-L-14"""
 NAMES = tuple(LISTED.split())
-#: Other image sizes of relative positions, and passes of transformers' towers without data, want these versions.
+#: Other image sizes of relative positions, and passes of transformers' towers without data, need these versions.
 OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
 OLD_TRANSFORMERS = Version(version("transformers")) < Version("5") if find_spec("transformers") else True
 VIT = {"embed_dim": 64, "depth": 2, "num_heads": 2}

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def train_here(plan: dict, variant: str, seed: int, folder: Path, threads: int) -> None:
-    """As sweep.train, without a process of its own, which takes seconds to import."""
+    """Train like sweep.train, without a process of its own, which takes seconds to import."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     (folder.parent / f"{folder.name}.made-of").write_text(sweep.made_of(plan, variant))
     words = ["--config", str(ROOT / plan["recipe"]), "--seed", str(seed), "--name", folder.name]

@@ -1,4 +1,4 @@
-"""Commits of a search index that tests/faults.py breaks off: rows, deletions, replacements, an approximate index."""
+"""Commits of a search index that tests/faults.py interrupts: rows, deletions, replacements, an approximate index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def known(index: SearchIndex) -> list[tuple[str, str, int]]:
 
 
 def state(folder: Path) -> Any:
-    """All that a reader finds, and that the next writer goes on from there."""
+    """Return all that a reader finds, and check that the next writer resumes from there."""
     index = SearchIndex(folder / "index", verify=True)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(folder / "index", Path(scratch) / "index")
@@ -97,7 +97,7 @@ def commit_rebuild(folder: Path) -> None:
 
 
 def state_after_rebuild(folder: Path) -> tuple[Any, bool]:
-    """What the next rebuild leaves, and whether it is there already."""
+    """Return the result of the next rebuild, and whether it exists already."""
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(folder / "index", Path(scratch) / "index")
         commit_rebuild(Path(scratch))

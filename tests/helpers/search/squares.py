@@ -1,4 +1,4 @@
-"""Pictures of one colour."""
+"""Images of one colour."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
 
 
 def pool(dim: int) -> UnpairedEmbeddings:
-    """What source-free adaptation looks at before training."""
+    """Return the pool that source-free adaptation reads before training."""
     image, text = (Gaussian(torch.randn(9, dim), torch.zeros(9, dim)) for _ in range(2))
     keys, ids = [f"k{n}" for n in range(9)], torch.ones(9, 6, dtype=torch.int64)
     return UnpairedEmbeddings(keys=keys, image=image, text=text, text_ids=ids, image_novelty={}, text_novelty={})

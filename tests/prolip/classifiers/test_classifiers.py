@@ -91,7 +91,7 @@ def test_a_doubted_image_gets_less_sure_answers_in_the_same_order_unless_labels_
 
 
 def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
-    """Random weights know no names; colours tell designers apart."""
+    """Random weights know no names, but colours distinguish designers."""
     small = Embedder.load(small_model.replace("fitted", "plain"))
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
@@ -268,7 +268,7 @@ def test_a_new_fit_forgets_the_calibration_of_risk_and_labels_of_another_type_do
 
 
 def test_thresholds_are_of_the_confidence_that_refuses(small, drawings):
-    """With a novelty, too: the probability of the answer alone is another number."""
+    """This includes novelty: the probability of the answer alone is another number."""
     found = ZeroShotClassifier(small, NAMES).fit().calibrate_risk(*drawings[:2])
     np.testing.assert_allclose(found.risk_confidence_, found.confidence(drawings[0]), rtol=1e-6)
     assert (found.risk_confidence_ < found.predict_proba(drawings[0]).max(1) - 1e-6).any()

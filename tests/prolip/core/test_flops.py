@@ -63,7 +63,7 @@ def test_the_heads_of_a_method_count(method):
 
 @pytest.mark.skipif(OLD_TRANSFORMERS, reason="transformers before 5 looks at the values of a mask")
 def test_a_step_of_openclips_towers_costs_three_forward_passes(tmp_path):
-    """But for the first layers, whose inputs have no gradient. (The counter overcounts grouped convolutions.)"""
+    """The first layers are an exception: their inputs have no gradient. The counter overcounts grouped convolutions."""
     with small_towers(tmp_path / "transformers"):
         model = create_model(f"local-dir:{small_folder('nllb-clip-base-siglip', tmp_path / 'small')}")
         objective = METHODS["prolip"].objective(model, METHODS["prolip"].config())

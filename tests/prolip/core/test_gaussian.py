@@ -69,7 +69,7 @@ def test_the_mixture_of_points_is_a_point():
     mixed = mixture(points)
     torch.testing.assert_close(mixed.mean, torch.nn.functional.normalize(points.mean.mean(1), dim=-1))
     assert mixed.log_var.isneginf().all()
-    one = Gaussian(points.mean, points.log_var.clone().index_fill_(1, torch.tensor(1), -3.0))  # beside a Gaussian
+    one = Gaussian(points.mean, points.log_var.clone().index_fill_(1, torch.tensor(1), -3.0))  # next to a Gaussian
     torch.testing.assert_close(mixture(one).var, torch.full((2, 4), torch.tensor(-3.0).exp().item() / 3))
 
 

@@ -58,7 +58,7 @@ def test_text_masking_equals_the_token_by_token_definition(ratio):
 
 
 def test_tokens_are_masked_at_the_ratio_apart_from_the_forced_ones():
-    """With n words the rate is p + (1 - p)^n / n: the forced token is one of the n untouched ones."""
+    """The rate for n words is p + (1 - p)^n / n: the forced token is one of the n untouched ones."""
     rows, p = 40_000, 0.75
     for words in (1, 2, 10):
         text = torch.full((rows, words + 2), 20)

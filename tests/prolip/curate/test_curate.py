@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory) -> Path:
-    """Three shards with 40 samples; one image of the second is broken, two samples of the third are one picture."""
+    """Write three shards of 40 samples; one image of the second is damaged, two samples of the third share an image."""
     folder = tmp_path_factory.mktemp("shards")
     number = 0
     for shard, count in enumerate((15, 15, 10)):
@@ -85,7 +85,7 @@ def table(folder: Path, number: int) -> dict[str, list]:
 
 
 def column(folder: Path, name: str) -> np.ndarray:
-    """Of all three tables; NaN for a missing number."""
+    """Return a column of all three tables; NaN for a missing number."""
     return np.concatenate([np.array(table(folder, number)[name], float) for number in range(3)])
 
 
@@ -183,7 +183,7 @@ def test_one_of_two_equal_pictures_stays(scored, tmp_path):
     assert repeated in (33, 37)
     best = column(scored / "scores", "cosine")[33 + 37 - repeated]
     summary = selected(scored, tmp_path / "none", "--duplicates", "1", "--drop", f"best: cosine >= {best}")
-    assert summary["dropped"]["duplicate"] == 0  # the picture that it repeats is dropped
+    assert summary["dropped"]["duplicate"] == 0  # the image that it repeats is dropped
 
 
 def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scored, tmp_path, monkeypatch, capsys):

@@ -55,7 +55,7 @@ def column(out: Path, number: int, name: str) -> list:
 
 
 def exchange(path: Path, same_time: bool = False) -> None:
-    """The same keys with the pictures and captions of others, and as many bytes."""
+    """Write the same keys with the images and captions of others, and as many bytes."""
     before = path.stat()
     make.write_tar(path, [x for row in range(4) for x in make.sample(f"{row}", 3 - row + 100)])
     data = path.read_bytes()
@@ -312,7 +312,7 @@ def _claim(number: int, folder: Path, seen: dict[int, tuple[int, int] | None]) -
 
 
 def test_any_set_of_processes_does_each_part_once(tmp_path):
-    (tmp_path / "3").write_text("broken")  # is made anew, by one alone
+    (tmp_path / "3").write_text("broken")  # one process writes it again
     together(7, _claim, tmp_path, {n: stamp(tmp_path / f"{n}") for n in range(40)})
     assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(40))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*map(str, range(40)), "log"])

@@ -1,4 +1,4 @@
-"""Which caption a sample has in an epoch, in which template, and which samples are selected."""
+"""Captions of a sample in an epoch, their templates, and the selection of samples."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""From a file to pixels: the fast way is Pillow's in everything but time; what `open_image` takes and refuses."""
+"""Files to pixels: the fast way equals Pillow's except in time; inputs that `open_image` accepts and refuses."""
 
 from __future__ import annotations
 

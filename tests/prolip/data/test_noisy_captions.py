@@ -62,7 +62,7 @@ def test_a_share_of_each_field_is_shuffled_among_itself(ratio):
 
 
 def noisy_captions(folder, noise):
-    """What each sample has after the swaps of `noise`, by hand from the raw shards."""
+    """Return each sample's captions after the swaps of `noise`, by hand from the raw shards."""
     found = {}
     for url in sorted(folder.glob("*.tar")):
         for raw in read_shard(str(url)):

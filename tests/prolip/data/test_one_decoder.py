@@ -115,7 +115,7 @@ def test_transforms_take_every_mode_as_its_rgb():
 
 
 def opens_files(node: ast.AST) -> bool:
-    """Whether this calls something that turns bytes into pixels or RGB its own way."""
+    """Return whether this calls another function that turns bytes into pixels or RGB."""
     if not isinstance(node, ast.Call):
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -1,4 +1,4 @@
-"""The order of rows by seed, epoch and stream; a stream that is stopped anywhere goes on; small shards are kept."""
+"""The order of rows by seed, epoch and stream; a stream resumes from any point; small shards are kept."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_passes_are_counted_and_differ_and_order_follows_seed_and_epoch(tmp_path
     for one in (source, EVERY_ROW):
         assert keys(one, 20) == keys(one, 20) != keys(one, 20, epoch=1)
         assert keys(one, 20) != keys(one, 20, seed=1)
-    alone = ShardSource(source.urls[:1], shuffle_buffer=8)  # only the buffer is left to tell these apart
+    alone = ShardSource(source.urls[:1], shuffle_buffer=8)  # only the buffer distinguishes these
     assert len({tuple(keys(alone, 5, epoch=epoch, seed=seed)) for epoch in (0, 1) for seed in (0, 1)}) > 2
 
 
@@ -256,7 +256,7 @@ def test_a_shard_that_was_written_again_is_read_again(tmp_path):
     write_tar(tmp_path / "0.tar", [("new", members(1))])
     os.utime(url, ns=(1, 1))  # within the clock's tick the sizes are the same
     assert [raw["__key__"] for raw in drawn(source, 2)] == ["new"] * 2
-    assert abs(source.kept.room - room) < 100  # the old sample is gone: their pictures differ by a few bytes
+    assert abs(source.kept.room - room) < 100  # the old sample is gone: their images differ by a few bytes
     os.remove(url)
     faults = FaultCounter()
     assert not list(source.one_pass(FIRST, faults, Cursor())) and faults.kinds == {"unreadable shard": 1}

@@ -1,4 +1,4 @@
-"""Addresses that data names: nothing is asked of a host that is not public, by whatever way it is reached."""
+"""Addresses in data: no request goes to a host that is not public, by any way to reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample as bytes, or generated: its picture and captions by seed, epoch, key and occurrence, and its faults."""
+"""A sample as bytes, or generated: its image and captions by seed, epoch, key and occurrence, and its faults."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Which kind of data it is, which settings are refused, and what is refused before the first batch."""
+"""Kinds of data, refused settings, and refusals before the first batch."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is held out by content: a copy under another name, in a folder, a table or a shard, is on the same side."""
+"""Splits by content: a copy under another name, in a folder, a table or a shard, is on the same side."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -80,7 +80,7 @@ def uncertainty() -> Values:
 
 
 def methods() -> Values:
-    """The scores of the other methods, beside those of any method."""
+    """The scores of the other methods, in addition to those of any method."""
     found: Values = {}
     for name in METHODS:
         more = evaluate("--features", f"features/{name}", "--uncertainty")
@@ -261,7 +261,7 @@ def test_metrics_are_what_they_were(case, tmp_path, monkeypatch):
 
 
 def kernels() -> dict[str, str]:
-    """What the last bits of float32 depend on."""
+    """Return the settings that change the last bits of float32."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
     own = {"torch": torch.__version__, "numpy": np.__version__}

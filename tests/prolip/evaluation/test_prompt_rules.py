@@ -1,4 +1,4 @@
-"""Which prompts a class is made of: rules by hand, mixtures by the command, a choice that no image makes for itself."""
+"""Prompts of a class: rules by hand, mixtures by the command, a choice that no image makes for itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATES = ("{c}", "a photo of a {c}.", "this is the {c} of a friend of mine", 
 
 
 def kept(word: str, traces=TRACES) -> list[list[int]]:
-    """Which prompts count, and that those which do count alike."""
+    """Return the prompts that count, and check that they count equally."""
     weights = PromptRule.parse(word).weights(torch.tensor(traces))
     rows = [row.nonzero().flatten().tolist() for row in weights]
     for row, chosen in zip(weights, rows):
@@ -102,7 +102,7 @@ def by_hand(features, prompts, labels):
 
 @pytest.fixture
 def features(data, ours):
-    """Of a set whose images and prompts lie anywhere, so that every number of prompts classifies other images right."""
+    """Return random features, so that every number of prompts classifies different images correctly."""
     found = compute_features(open_wds(data), ours, prompts=PromptRule.parse("best"))
     assert found.prompts.mean.shape == (7, 4, 32) and found.image.mean.shape == (42, 32)
     g = torch.Generator().manual_seed(0)
@@ -124,7 +124,7 @@ def test_the_best_prompts_of_a_class_are_chosen_by_the_images_that_are_not_score
     assert result.info["confusion"] == confusion.tolist()
     assert result.info["prompts"] == best_prompts.CHOSEN
     turned = best_prompts.halves(features.keys[::-1], features.labels.flip(0)).flip(0)
-    assert torch.equal(turned, best_prompts.halves(features.keys, features.labels))  # whatever the order of images
+    assert torch.equal(turned, best_prompts.halves(features.keys, features.labels))  # for any order of images
     with pytest.raises(ValueError, match="use other prompts"):
         study_features(features)
 

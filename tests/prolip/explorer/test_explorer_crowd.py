@@ -1,4 +1,4 @@
-"""Many at once, slow ones, bodies that nobody reads, and large pictures: the explorer goes on answering."""
+"""Many clients at once, slow ones, unread bodies, and large images: the explorer keeps answering."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def post(server, path: str, body: bytes, headers: dict) -> tuple[int, dict]:
 
 
 def raw(server, data: str) -> list[tuple[int, bytes]]:
-    """What comes back for these bytes: (status, what follows) of each answer."""
+    """Send these bytes, and return (status, rest) of each answer."""
     with socket.create_connection(server.server_address, timeout=60) as connection:
         connection.sendall(data.encode())
         found = b""

@@ -1,4 +1,4 @@
-"""What the page says of a model that knows how far not to trust itself, against the formulas by hand."""
+"""The page of a model with doubt, against the formulas by hand."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, server):
-    """(width, height) -> a page that is ready; whatever it complains about ends the test."""
+    """Return (width, height) -> a page that is ready; any error on the page ends the test."""
     contexts, complaints = [], []
 
     def run(width: int = 1280, height: int = 900, place: str = ""):

@@ -1,4 +1,4 @@
-"""What the page shows, against brute force: the map, pictures, verdicts, scores side by side, paths, rules, ends."""
+"""Parts of the page, against brute force: the map, images, verdicts, scores side by side, paths, rules, ends."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_onnx_graphs_equal_the_model_in_onnxruntime(tmp_path, name):
     files = export_onnx(model, tmp_path / "onnx")
     found = largest_differences(model, files, BATCHES)
     assert found.keys() == ENCODERS.keys() and max(found.values()) <= 1e-4
-    with torch.no_grad():  # and the comparison can tell another model
+    with torch.no_grad():  # and the comparison detects another model
         model.text.text_uncertainty_projection.bias += 0.01
     assert largest_differences(model, files, (3,))["text"] > 9e-4  # of log variances near -10
     with torch.no_grad():

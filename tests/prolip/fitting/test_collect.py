@@ -63,7 +63,7 @@ def test_ranks_bring_what_one_process_brings(monkeypatch, most):
 
 
 def look(batch: torch.Tensor) -> Rows:
-    """A point that says how light the pictures are above and below."""
+    """Return a point for the brightness of the images above and below."""
     halves = batch.float().flatten(2).unflatten(2, (2, -1)).mean((1, 3))
     return {"mean": F.normalize(halves + 3, dim=1)}
 
@@ -77,7 +77,7 @@ def picture(key: str) -> Captioned:
 
 
 def changed_by(shares: list[list[str]], most: int):
-    """As closing does it: the limit is that of all ranks."""
+    """Close as in the code: the limit applies to all ranks together."""
     held = [Least(most) for _ in shares]
     parts = [embed_images(map(picture, keys), look, 4, one) for keys, one in zip(shares, held)]
     limit = least_of([one.names for one in held], most)

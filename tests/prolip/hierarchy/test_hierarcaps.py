@@ -84,5 +84,5 @@ def test_the_benchmark_s_metrics_are_those_of_a_loop(data):
     assert found == pytest.approx({f"benchmark/{name}": value for name, value in want.items()})
     points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
     assert "benchmark/d_corr_trace" not in benchmark_metrics(data, image, points, empty)
-    flat = Gaussian(text.mean, torch.zeros_like(text.log_var))  # equal traces tell no depth
+    flat = Gaussian(text.mean, torch.zeros_like(text.log_var))  # equal traces say nothing about depth
     assert benchmark_metrics(data, image, flat, empty, steps=3)["benchmark/d_corr_trace"] == 0

@@ -66,7 +66,7 @@ def test_vib_equals_the_kl_to_a_standard_normal_per_dimension():
 
 
 def test_vib_keeps_its_digits_near_the_standard_normal():
-    """At log_var = 1e-3 the loss is log_var^2 / 4 to first order, which v - log v - 1 loses in float32."""
+    """The loss at log_var = 1e-3 is log_var^2 / 4 to first order, which v - log v - 1 loses in float32."""
     log_var = torch.full((2, 3), 1e-3)
     z = Gaussian(torch.zeros(2, 3), log_var)
     exact = 0.5 * (math.expm1(1e-3) - 1e-3)

@@ -17,7 +17,7 @@ def seeded(seed: int = 9) -> torch.Generator:
 
 @pytest.mark.parametrize("m1,l1,m2,l2", [(0.2, -1.0, -0.1, -2.0), (1.0, 0.0, -1.0, -1.0), (0.0, -3.0, 0.0, -3.0)])
 def test_its_mean_is_the_integral_over_the_distribution_of_the_difference(m1, l1, m2, l2):
-    """In one dimension z1 - z2 ~ N(m1 - m2, v1 + v2): one integral, without a sample."""
+    """One dimension needs no samples but one integral: z1 - z2 ~ N(m1 - m2, v1 + v2)."""
     var = mpmath.exp(l1) + mpmath.exp(l2)
 
     def integrand(u):

@@ -120,7 +120,7 @@ def test_csd_similarity_is_one_minus_half_csd_for_unit_means():
 
 
 def test_wasserstein2_is_the_optimal_transport_of_sorted_samples():
-    """In one dimension the optimal plan pairs equal quantiles: int (F1^-1 - F2^-1)^2."""
+    """The optimal plan in one dimension pairs equal quantiles: int (F1^-1 - F2^-1)^2."""
     p, q = point(0.4, -1.0), point(-0.7, 0.9)
     levels = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
     quantiles = [Normal(z.mean, z.var.sqrt()).icdf(levels) for z in (p, q)]
@@ -214,7 +214,7 @@ def test_float32_values_and_gradients_match_float64_at_extreme_variances(name, j
 
 @pytest.mark.parametrize("name", ["kl", "wasserstein2", "inclusion_test", "bhattacharyya"])
 def test_gradients_in_float64_at_and_around_equal_variances(name):
-    """Where the branches of the stable forms meet: log-variance differences 0, 0.05, 0.15 and 0.6."""
+    """The branches of the stable forms meet at log-variance differences 0, 0.05, 0.15 and 0.6."""
     log_var = torch.tensor([[0.0, 0.05, 0.15, 0.6]], dtype=torch.float64)
     mean = torch.tensor([[0.3, -0.1, 0.5, 0.2]], dtype=torch.float64)
     f = measures.MEASURES[name].paired

@@ -66,7 +66,7 @@ TRUTHS = {
 
 
 def worst_errors(name: str, p: Gaussian, q: Gaussian, orders=(HERE,)) -> dict[str, float]:
-    """By order of summation the largest absolute error, in units of eps (|m1|^2 + |m2|^2 + trace1 + trace2)."""
+    """Return the largest absolute error by order of summation, in units of eps (|m1|^2 + |m2|^2 + trace1 + trace2)."""
     sizes = [z.mean.square().sum(-1) + z.trace for z in (p.to(torch.float64), q.to(torch.float64))]
     unit = torch.finfo(p.mean.dtype).eps * (sizes[0].unsqueeze(1) + sizes[1])
     exact, worst = truth(name, p, q), {}

@@ -1,4 +1,4 @@
-"""What holds for every method: full float32 outside the towers, a stream of random numbers for each use.
+"""Properties of every method: full float32 outside the towers, a stream of random numbers for each use.
 
 That no step waits for its device is in `tests/rehearsal/test_step_on_a_device.py`.
 """
@@ -59,7 +59,7 @@ class Products(TorchDispatchMode):
 
 @pytest.fixture
 def lowered() -> Iterator[None]:
-    """What training with --precision fp32 sets on CUDA, or a user."""
+    """Lower the precision of products, as training with --precision fp32 does on CUDA, or a user."""
     torch.set_float32_matmul_precision("high")
     yield
     now = torch.get_float32_matmul_precision()
@@ -140,7 +140,7 @@ def test_micro_batches_equal_the_large_batch_and_all_that_learns_gets_a_gradient
 # --- precision -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", METHODS)
 def test_heads_losses_and_pair_products_of_every_objective_have_full_precision(method, lowered, monkeypatch):
-    """So have the gradients of losses, which are taken in the forward pass. Blocks and patch embedding are towers."""
+    """The gradients of losses do too: the forward pass computes them. Blocks and patch embedding are towers."""
     objective = make_objective(method)
     batch = objective.prepare(make_batch(), 0)
     products = Products()

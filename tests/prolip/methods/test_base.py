@@ -58,7 +58,7 @@ class Contrast(Objective):
 
 
 class Wrapper(nn.Module):
-    """What accumulation asks of DDP: `module` and `no_sync`, with a record of which passes are synchronised."""
+    """The part of DDP that accumulation uses: `module` and `no_sync`, with a record of synchronised passes."""
 
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -155,7 +155,7 @@ def test_the_sum_of_all_negatives_gives_way_to_the_hardest():
 
 
 def test_the_runs_seed_and_the_sizes_reach_the_fit_of_variances(monkeypatch):
-    """And what was fitted is what the model gets."""
+    """The model gets the fitted variances."""
     fit, adopt = Mock(return_value="fitted"), Mock()
     monkeypatch.setattr("prolip.methods.likelihood.fit_variances", fit)
     monkeypatch.setattr("prolip.methods.likelihood.adopt", adopt)

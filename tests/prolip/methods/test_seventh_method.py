@@ -83,7 +83,7 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
 
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, tmp_path, capsys):
-    """What the checkpoint has none of keeps its initial values; half of it is a mismatch."""
+    """Parts missing in the checkpoint keep their initial values; half of a part is a mismatch."""
     weights = save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}), tmp_path / "plain")
     more = ["--warmup", "0", "--max-steps", "1", "--output", str(tmp_path), "--name", "on", "--pretrained"]
     assert main([*TRAINING, *more, str(weights / "model.safetensors")]) == 0

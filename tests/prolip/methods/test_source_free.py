@@ -73,7 +73,7 @@ def make_objective(
 
 
 def share_of(pool: UnpairedEmbeddings, rank: int, ranks: int) -> UnpairedEmbeddings:
-    """What a rank may have of a pool: not its rows in a run, and of few texts none."""
+    """Return a possible share of a pool for a rank: not contiguous rows, and none of a few texts."""
     images, texts = (torch.arange(n)[rank::ranks] for n in (len(pool.keys), len(pool.text_ids)))
     return UnpairedEmbeddings(
         keys=[pool.keys[row] for row in images],
@@ -95,7 +95,7 @@ def make_batch(rows: int) -> dict:
 
 @pytest.mark.parametrize("method", ["prolip", "pcmepp"])
 def test_the_first_batch_is_checked_as_that_of_a_fresh_model(method):
-    """The zeros that tell which parameters the means depend on once counted as the first batch."""
+    """The zeros that find the parameters of the means once counted as the first batch."""
     objective, batch = make_objective(method=method), make_batch(3)
     batch["image"][1] = torch.nan
     with pytest.raises(ValueError, match="images hold NaN or infinity"):
@@ -213,7 +213,7 @@ def tied_pool() -> UnpairedEmbeddings:
 
 
 def look_rank(rank: int) -> list[dict]:
-    """What each rank has in memory of several pools, looked at in blocks that end within the ranks' shares."""
+    """Return each rank's memory of several pools, read in blocks that end within the ranks' shares."""
     prolip.ranks.BLOCK, world_size = 4, dist.get_world_size()
     looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
     return [
@@ -223,7 +223,7 @@ def look_rank(rank: int) -> list[dict]:
 
 
 def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds():
-    """Of three texts a rank of four has none."""
+    """One rank of four has none of the three texts."""
     (one,), *several = run_worlds([1, 2, 3, 4], look_rank).values()
     for found in sum(several, []):
         for other, memory in zip(found, one):

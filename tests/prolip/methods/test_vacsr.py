@@ -122,7 +122,7 @@ def test_the_loss_and_its_gradients_are_those_of_loops_over_all_pairs(settings):
 
 
 def test_the_notes_give_the_papers_alpha_of_an_elbo_per_pair():
-    """With the sum over pairs of alpha KL + 1/2 (y - s)^2 over B, as the reconstruction here is counted."""
+    """The ELBO is the sum over pairs of alpha KL + 1/2 (y - s)^2 over B, like the reconstruction here."""
     objective, batch, dim = make_objective({"kl_weight": 0.3}), make_batch(7), 32
     kl = objective(objective.prepare(batch, 0))["kl"].double() * 7 * 7 * dim  # the sum over pairs and dimensions
     for alpha, value in ((0.3 / 7, kl / dim), (0.3 / (7 * dim), kl)):

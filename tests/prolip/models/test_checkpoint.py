@@ -111,7 +111,7 @@ def test_checkpoints_of_training_are_unwrapped(tmp_path, wrap):
 
 
 def test_a_checkpoint_that_training_wrote_may_be_given_as_pretrained(tmp_path):
-    """A run that was cut off has nothing else to go on from with another method, data or schedule."""
+    """An interrupted run has no other file to start another method, data or schedule from."""
     from training.main import main
 
     flags = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 8 --batch-size 4 --epochs 1"
@@ -203,7 +203,7 @@ def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_p
     ],
 )
 def test_a_tag_brings_the_activation_that_its_weights_were_trained_with(name, tag, quick):
-    """For ViT-B-16 and openai OpenCLIP warns of the mismatch, and computes with GELU."""
+    """OpenCLIP warns of the mismatch for ViT-B-16 and openai, and computes with GELU."""
     assert get_model_config(name, tag=tag)[0]["quick_gelu"] == quick
 
 

@@ -111,7 +111,7 @@ def test_wrong_options_are_refused_with_the_remedy(kwargs, error, message):
 
 @pytest.mark.parametrize("name", ["create_model", "create_model_and_transforms"])
 def test_every_option_of_openclips_is_taken_at_its_default(name):
-    """What is written for OpenCLIP's factory names them all: its own training program does."""
+    """Code for OpenCLIP's factory may name them all, as its own training program does."""
     options = {
         key: parameter.default
         for key, parameter in inspect.signature(getattr(open_clip, name)).parameters.items()
@@ -220,7 +220,7 @@ def test_a_folder_of_openclips_format_without_weights_asks_for_them(tmp_path):
 
 @pytest.mark.parametrize("code, answers", [(200, True), (404, True), (429, True), (503, False)])
 def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
-    """Its client would try again for minutes; what the hub refuses, it can say itself."""
+    """The hub's client would retry for minutes; the hub's own refusals are not repeated."""
 
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -316,7 +316,7 @@ MANY = [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for na
 
 @pytest.mark.parametrize("name", MANY)
 def test_every_architecture_builds_with_heads(name):
-    """Without memory. transformers' towers cannot run there, the others do."""
+    """Models are built without memory. transformers' towers cannot run there, the others do."""
     with torch.device("meta"):
         model = ProLIP(factory.get_model_config(name)[0])
         z = model.encode_image(torch.empty(1, 3, *model.image_size))

@@ -1,8 +1,8 @@
-"""What users give the API, generated: each case is the right result or one line with a remedy, and none is silent.
+"""Generated inputs to the API: each case gives the right result or one line with a remedy, and none is silent.
 
 A case is a call with one thing wrong, or unusual and right. It passes if the call raises a TypeError or ValueError that
-was raised in prolip's own files and is one line with what was got, what is wanted and what to do; or if it returns what
-the plain form of the same call returns, warning where the values can be no normalised pixels.
+was raised in prolip's own files, in one line with the input, the expected input and a remedy; or if it returns the same
+as the plain form of the call, with a warning if the values cannot be normalised pixels.
 """
 
 import random
@@ -37,7 +37,7 @@ def model():
 
 
 def judge(call, wanted=None, warning=None):
-    """What became of a case; AssertionError for a foreign error, a wrong result, or silence."""
+    """Return the outcome of a case; AssertionError for a foreign error, a wrong result, or silence."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
@@ -64,7 +64,7 @@ def gaussian(seed, rows=3, dim=4):
 
 
 def no_gaussians(z):
-    """What is not one, whatever stands beside it."""
+    """Return inputs that are not Gaussians, for any second argument."""
     mean, log_var = z
     every = [mean, mean.numpy(), (mean, log_var), [mean, log_var], (mean, log_var, mean), [z, z], [], None, "z", 3.0]
     every += [z.select, mean.tolist(), {"mean": mean, "log_var": log_var}, Image.new("RGB", (2, 2)), Gaussian(z, z)]
@@ -162,7 +162,7 @@ def image_case(seed, model):
 
 
 def wrong_texts(rng, ids):
-    """What are no token ids of the model; ids (B, 12) int64."""
+    """Return inputs that are not token ids of the model; ids (B, 12) int64."""
     outside = ids.clone()
     outside[rng.randrange(len(ids)), 3] = rng.choice([-1, 49409, 1 << 40, -(1 << 40)])
     casts = [ids.to(dtype) for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16, torch.complex64)]
@@ -184,7 +184,7 @@ def text_case(seed, model):
 
 
 def encode(model, x):
-    """What the image tower makes of float32 images, unchecked."""
+    """Encode float32 images with the image tower, without checks."""
     with torch.no_grad():
         return model.visual(x)
 
@@ -209,7 +209,7 @@ def test_a_scale_that_is_no_number_is_refused_by_its_name(value, place):
 
 
 def test_in_training_mode_values_are_looked_at_once_and_in_evaluation_mode_always():
-    """On a device each look stops the host; `test_loop.py` has a whole step without one."""
+    """Each look at a device's values stops the host; `test_loop.py` has a whole step without one."""
     model = prolip.create_model("ProLIP-ViT-test").train()
     raw, ids = torch.full((1, 3, 32, 32), 128.0), torch.zeros(1, 12, dtype=torch.int64)
 

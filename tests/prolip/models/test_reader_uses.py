@@ -75,7 +75,7 @@ def model(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
-    """Labelled and captioned pictures in clip_benchmark's layout, and a corpus of drawings with concepts."""
+    """Write labelled and captioned images in clip_benchmark's layout, and a corpus of drawings with concepts."""
     root = tmp_path_factory.mktemp("sets")
     for seed, name in enumerate(("single", "other")):
         mini.wds_classification(root / name, mini.CLASSES[:6], seed=seed)
@@ -177,7 +177,7 @@ def test_a_folder_that_has_lost_its_readers_is_refused(model, tmp_path):
 
 @pytest.mark.parametrize("name", EACH)
 def test_graphs_of_every_combination_equal_the_model(name, tmp_path):
-    """For any number of rows, in PyTorch and (slow) in onnxruntime."""
+    """Check any number of rows, in PyTorch and (slow) in onnxruntime."""
     with small_towers(tmp_path / "transformers"):
         made = prolip.create_model(f"local-dir:{small_folder(name, tmp_path / name)}", init_unc_gain=1.0).eval()
         for way, write in export.WAYS.items() if name != EXPORTED else [("pt2", export.WAYS["pt2"])]:
@@ -232,7 +232,7 @@ def look(objective, model, batch, ids):
 
 
 def settings_of(method, **more):
-    """Without captions that are known to match, which these batches have not."""
+    """Return settings without known matches, which these batches lack."""
     kind = find_method(method).config
     return kind(**({"known_matches": False} if "known_matches" in kind.__dataclass_fields__ else {}), **more)
 
@@ -267,7 +267,7 @@ def test_two_steps_of_a_method_move_all_that_it_reads(folders, name, method):
 
 @pytest.mark.parametrize("name, method", cells())
 def test_means_begin_as_openclips_or_the_log_says_that_they_are_new(folders, name, method):
-    """Heads that are told to keep the means keep them, and say nothing."""
+    """Heads that must keep the means keep them, without a warning."""
     plain = prolip.create_model(f"local-dir:{folders(name)}").eval()
     batch, ids = batch_of(plain, method)
     for pooled in (True, False) if method in HEADS else (None,):

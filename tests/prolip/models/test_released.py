@@ -101,7 +101,7 @@ def shapes(model):
 
 
 def test_what_a_released_configuration_leaves_out_is_the_released_codes_default_and_ours_has_its_shapes():
-    """With OpenCLIP's 8 heads instead of 12 every shape would fit and every output be wrong."""
+    """OpenCLIP's 8 heads instead of 12 would give correct shapes and wrong outputs."""
     text = {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0}
     bare = {**RELEASED_B16, "text_cfg": text, "output_dict": True, "cast_dtype": None}
     with torch.device("meta"):

@@ -297,7 +297,7 @@ def test_of_a_caption_of_a_million_letters_8192_are_cleaned_and_merged(letters):
 
 
 def custom_folder(folder):
-    """A tokenizer whose folder asks for its own code to be run, which would leave a file behind."""
+    """Write a tokenizer whose folder requests to run its own code, which would write a file."""
     (folder / "code.py").write_text(
         f"open({str(folder / 'ran')!r}, 'w').close()\n"
         "from transformers import PreTrainedTokenizerFast\nclass Mine(PreTrainedTokenizerFast):\n    pass\n"

@@ -282,7 +282,7 @@ def test_openclips_hooks_have_the_signatures_that_are_overridden_here(owner, hoo
     assert list(inspect.signature(getattr(owner, hook)).parameters) == wanted
     ours = {VisionTransformer: ProbabilisticVisionTransformer, TextTransformer: ProbabilisticTextTransformer}[owner]
     extended = list(inspect.signature(getattr(ours, hook)).parameters)
-    assert extended[: len(wanted)] == wanted  # whoever calls OpenCLIP's hook can call ours
+    assert extended[: len(wanted)] == wanted  # callers of OpenCLIP's hook can call ours
 
 
 def test_our_parameters_are_openclips_and_the_uncertainty_branch():
@@ -309,7 +309,7 @@ def test_attention_without_copies_is_that_of_torch(mask):
 
 
 def outputs_and_gradients(tower, x, device="cpu"):
-    """Of a tower in float64: mean, log variance, and the gradients of all parameters."""
+    """Return mean, log variance, and the gradients of all parameters of a tower in float64."""
     z = tower.double().to(device)(x.to(device))
     gradients = torch.autograd.grad(z.mean.pow(3).sum() + z.log_var.sum(), list(tower.parameters()))
     return [part.cpu() for part in (*z, *gradients)]

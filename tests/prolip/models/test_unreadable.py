@@ -60,7 +60,7 @@ def tensors(rng):
 
 
 def foreign(rng, trap):
-    """A checkpoint with objects beside its tensors, in torch's present or its old format."""
+    """Write a checkpoint with objects in addition to its tensors, in torch's present or its old format."""
     things = [(argparse.Namespace(lr=0.1), "argparse.Namespace"), (Path("x"), "pathlib."), (Trap(trap), ".mkdir")]
     things += [(np.float64(3), "numpy"), (collections.deque([1]), "collections.deque")]
     thing, name = rng.choice(things)
@@ -176,7 +176,7 @@ ENTRIES = (prolip.create_model, partial(find_weights, NAME), get_model_config, g
 
 @pytest.mark.parametrize("parts", ["", "model checkpoints", "model_ema checkpoints", "best", "checkpoints"])
 def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
-    """At every entry, by all the ways to write its path."""
+    """Check every entry, for all the ways to write its path."""
     run = tmp_path / "run"
     run.mkdir()
     for name in ("config.json", "status.json", "metrics.jsonl"):
@@ -201,7 +201,7 @@ def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
 
 
 @pytest.mark.parametrize(
-    "given, wanted",
+    "given, expected",
     [
         ("https://huggingface.co/org/name/tree/main", "is an address: give hf-hub:org/name"),
         ("s3://bucket/model", "is an address: download its folder, and give local-dir:FOLDER"),
@@ -214,18 +214,18 @@ def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
         ("local-dir:{run}/modle", "Did you mean model"),
     ],
 )
-def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, wanted):
+def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, expected):
     for enter in (prolip.create_model, get_tokenizer, Embedder.load):
         with pytest.raises((ValueError, OSError)) as refused:
             enter(given.format(run=whole_run))
-        assert wanted.format(run=whole_run) in str(refused.value)
+        assert expected.format(run=whole_run) in str(refused.value)
 
 
 def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(whole_run):
-    wanted = re.escape(f"use local-dir:{whole_run}/model")
-    with pytest.raises(FileNotFoundError, match=wanted):
+    expected = re.escape(f"use local-dir:{whole_run}/model")
+    with pytest.raises(FileNotFoundError, match=expected):
         find_weights(NAME, str(whole_run / "checkpoints"))
-    with pytest.raises(FileNotFoundError, match=wanted):
+    with pytest.raises(FileNotFoundError, match=expected):
         Embedder.load("ViT-B-32", str(whole_run / "checkpoints"))
     with pytest.raises(CheckpointError, match="config.json is a configuration without weights: give a .safetensors"):
         read_state_dict(whole_run / "model" / "config.json")

@@ -74,7 +74,7 @@ def saved_bytes(network, kind, rows, half):
 @pytest.mark.parametrize("half", [HALF, FLOAT], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("kind", ["image", "masked image", "text"])
 def test_activations_are_what_autograd_keeps(network, kind, half):
-    """By the difference of two batches, so that copies of weights drop out. On the CPU, norms keep the stream."""
+    """Compare the difference of two batches, so that copies of weights cancel. On the CPU, norms keep the stream."""
     (part,) = [part for part in count_of_run(NAME, "prolip", 8).passes if part.name == kind]
     measured = (saved_bytes(network, kind, 3, half) - saved_bytes(network, kind, 1, half)) / 2
     planned = activations(part, 1, "none", half, norm_input=stream_bytes(part, half))
@@ -96,7 +96,7 @@ def test_full_recomputation_keeps_what_enters_each_block(network):
 
 
 class StandIn:
-    """In place of the Triton kernel, whose interpreter would copy every tensor: writes nothing, counts its starts."""
+    """Replacement of the Triton kernel, whose interpreter would copy every tensor: it only counts its starts."""
 
     starts = 0
 
@@ -107,7 +107,7 @@ class StandIn:
 
 @contextmanager
 def blocks_as_on_cuda():
-    """While entered, float32 blocks on the CPU go the way of those on CUDA; gives what stands in for the kernel."""
+    """Treat float32 blocks on the CPU like those on CUDA, and yield the replacement of the kernel."""
     from prolip.losses import fused
 
     kernel = StandIn()
@@ -171,7 +171,7 @@ class PeakMemory(TorchDispatchMode):
 
 
 def settled(excess):
-    """Whether no rank measured more than it should have; every rank hears the same."""
+    """Return whether no rank measured too much; every rank gets the same answer."""
     flag = torch.tensor(float(excess))
     if dist.is_initialized():
         dist.all_reduce(flag, dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""What the planner counts on the meta device is what the model has and does."""
+"""The planner's counts on the meta device equal the model's parameters and operations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from prolip.utils.flags import FlagError
 SIGLIP, PROLIP, PARAMETERS = 139.8, 147.4, 197_923_586
 
 
-@pytest.mark.parametrize("method, wanted", [("siglip", SIGLIP), ("prolip", PROLIP)])
-def test_flops_of_vit_b_16_are_those_known(method, wanted):
+@pytest.mark.parametrize("method, expected", [("siglip", SIGLIP), ("prolip", PROLIP)])
+def test_flops_of_vit_b_16_are_those_known(method, expected):
     model = count_of_run("ProLIP-ViT-B-16", method, 512)
-    assert model.flops / 1e9 == pytest.approx(wanted, rel=0.02)
+    assert model.flops / 1e9 == pytest.approx(expected, rel=0.02)
     assert model.parameters == PARAMETERS
 
 

@@ -75,7 +75,7 @@ def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch,
                 latest = max(latest, number - asked)
                 break
         else:
-            raise AssertionError("nobody was told")
+            raise AssertionError("no progress was reported")
     # the step in which the signal comes counts, too
     assert known_to_all(step) == pytest.approx((latest + 1) * step, abs=1.01 * step)
     assert latest * step <= known_to_all(step)

@@ -1,4 +1,4 @@
-"""What is counted of OpenCLIP's towers with readers, without data, is what they compute and keep."""
+"""The counts of OpenCLIP's towers with readers, without data, equal what they compute and keep."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_every_command_on_the_page_has_its_output():
 
 
 def example(command, shown):
-    """As a parameter; thousands of ranks, event by event, take seconds."""
+    """Return a test parameter; thousands of ranks, event by event, take seconds."""
     words = re.split(r"plan |\.py ", command)[1]
     return pytest.param(command, shown, id=words, marks=[pytest.mark.slow] if "--gpus 4096 --global" in words else [])
 

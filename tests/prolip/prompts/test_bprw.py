@@ -1,4 +1,4 @@
-"""Which images say how prompts count: words, nearest and drawn ones, points, and weights that follow what they show."""
+"""Images that set the weights of prompts: words, nearest and drawn ones, points, and weights that follow them."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from prolip.prompts import templates as zero_shot
 
 
 class Letters(nn.Module):
-    """Encodes a text as the histogram of its ids: two prompts can be told apart and averaged by hand."""
+    """Encoder of a text as the histogram of its ids: prompts differ and can be averaged by hand."""
 
     def encode_text(self, ids):
         counts = torch.stack([(ids == i).sum(1) for i in range(97, 103)], 1).float()
@@ -28,7 +28,7 @@ def test_a_class_averages_means_and_variances_over_prompts_and_names():
         z = model.encode_text(tokenize(texts))
         torch.testing.assert_close(got.mean[row], nn.functional.normalize(z.mean.mean(0), dim=0))
         torch.testing.assert_close(got.var[row], z.var.mean(0))
-    wrong = [(["a"], templates) for templates in (("a picture",), (), "{}")]
+    wrong = [(["a"], templates) for templates in (("an image",), (), "{}")]
     for classes, templates in (*wrong, ([[]], ("a {}",)), ([], ("{}",)), ("a", ("{}",))):
         with pytest.raises(ValueError, match="for the class: add one|give at least one"):
             zero_shot.build_zero_shot_classifier(model, tokenize, classes, templates)

@@ -1,4 +1,4 @@
-"""Pictures for the tests of the command."""
+"""Images for the tests of the command."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def full_disk(monkeypatch, small_appends):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
-    """A folder of pictures in two folders, one file in it that is none."""
+    """Write images in two folders, and one file that is not an image."""
     folder = tmp_path_factory.mktemp("photos")
     for number, colour in enumerate(COLOURS):
         place = folder / ("warm" if number % 2 else "cold") / f"{colour}.png"
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(picture(colour))
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "notes.txt").write_text("no image")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Flat and bucket search: the order of brute force, whatever the variances, the blocks and what was deleted."""
+"""Flat and bucket search: the order of brute force, for any variances, blocks and deletions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_extreme_variances_keep_the_order(name, level, spread):
 
 @pytest.mark.parametrize("name", ["elk", "kl", "js", "bhattacharyya", "log_inclusion", "inclusion_test"])
 def test_copies_anywhere_have_equal_bits_at_every_width(name):
-    """So that they stand by rising row: functions of PyTorch have other last bits at the end of a block."""
+    """Equal bits sort copies by rising row: functions of PyTorch have other last bits at the end of a block."""
     score = find_score(name)()
     for dim in (*range(1, 10), 16, 17, 19):
         queries, gallery, copies = gaussians(5, dim, 1), gaussians(60, dim, 0), [3, 20, 21, 40, 59]
@@ -96,7 +96,7 @@ def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64(name):
 
 
 def test_deleted_rows_take_no_candidates_places():
-    """Float32 cannot tell 1,500 near-equal rows apart, and most of those that it finds first are deleted."""
+    """Float32 cannot distinguish 1,500 near-equal rows, and most of those that it finds first are deleted."""
     g = torch.Generator().manual_seed(0)
     mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(1500, 16, generator=g), dim=1)
     gallery, queries, score = Gaussian(mean, torch.full_like(mean, -4.0)), gaussians(4, 16, 5), SCORES["csd"]

@@ -23,7 +23,7 @@ from signed import SIGNED, files_with_secrets, serving
 
 @pytest.fixture
 def folder(tmp_path):
-    """Pictures in tmp_path/p by the names of their colours."""
+    """Write images to tmp_path/p, by the names of their colours."""
     (tmp_path / "p").mkdir()
     for colour in COLOURS[:8]:
         (tmp_path / "p" / f"{colour}.png").write_bytes(picture(colour))
@@ -90,7 +90,7 @@ def test_a_build_that_was_killed_finds_every_file_whatever_went_meanwhile(folder
 
 def test_a_picture_that_is_damaged_now_is_removed_and_comes_back_repaired(folder, build):
     build()
-    (folder / "p/red.png").write_bytes(b"no picture")
+    (folder / "p/red.png").write_bytes(b"no image")
     assert "red.png: bad image" in build() and "red.png" in found(folder / "i")
     assert build("--skip-damaged") == (0, 0, 1)
     assert build("--skip-damaged") == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The command: from pictures, shards, features and texts to answers; what goes on, what is refused, what is wrong."""
+"""The command: images, shards, features and texts to answers; resumed builds, refusals, errors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "a.png").write_bytes(picture("red"))
-    (folder / "b.png").write_bytes(b"no picture")
+    (folder / "b.png").write_bytes(b"no image")
     words = ("--data", f"images:{folder}", "--model", small_model)
     code, _, said = run(capsys, "build", tmp_path / "index", *words)
     assert code == 2 and "b.png" in said and "--skip-damaged" in said

@@ -1,4 +1,4 @@
-"""Search indexes on disk: kills, damage, two writers, readers beside a writer, keys in runs."""
+"""Search indexes on disk: kills, damage, two writers, readers during a write, keys in runs."""
 
 from __future__ import annotations
 

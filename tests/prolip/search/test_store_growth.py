@@ -1,4 +1,4 @@
-"""What a row costs to add does not depend on how many are there: bytes, sorts, look-ups, memory; and today's format."""
+"""The cost to add a row does not depend on the size: bytes, sorts, look-ups, memory; and the current format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_sync(monkeypatch):
 
 
 def status(name: str, field: str) -> int:
-    """A number that the system tells of this process."""
+    """Return a number that the system reports for this process."""
     return int(re.search(rf"^{field}:\s*(\d+)", Path(f"/proc/self/{name}").read_text(), re.M)[1])
 
 

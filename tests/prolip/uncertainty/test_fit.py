@@ -88,7 +88,7 @@ def test_the_counts_that_the_regression_learns_from_leave_out_the_text_itself():
 
 
 def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """What `text_target` says, image by image and text by text."""
+    """Compute `text_target` image by image and text by text."""
     image, text = pairs.image.double().numpy(), pairs.text.double().numpy()
     of_image = np.bincount(pairs.image_of, weights=pairs.weights, minlength=len(image))
     given = {(int(i), int(j)) for i, j in zip(pairs.image_of, pairs.text_of)}
@@ -109,7 +109,7 @@ def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> float:
-    """What `missing_labels` says, neighbour by neighbour."""
+    """Compute `missing_labels` neighbour by neighbour."""
     often = Counter(j for _, j in given)
     shares: dict[bool, list[float]] = {True: [], False: []}
     said = 0
@@ -208,7 +208,7 @@ def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
 
 
 def test_the_logit_of_a_true_match_is_that_of_a_logistic_regression():
-    """With 40 images and 30 texts, where no sample is drawn."""
+    """40 images and 30 texts need no random sample."""
     g = torch.Generator().manual_seed(0)
     image, text, trace = points(40, 3), points(30, 3, seed=1), torch.rand(30, generator=g)
     logit = 4 * image @ text.T + 3 * trace - 3
@@ -252,7 +252,7 @@ def test_fewer_than_thirty_pairs_are_refused(pairs):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
-    """For texts far from those that were fitted, too, where a straight line would lead to any number."""
+    """This includes texts far from the fitted ones, where a straight line would give any number."""
     image = points(30, 6, seed=seed)
     ids = torch.randint(3, (30, 4), generator=torch.Generator().manual_seed(seed))
     pairs = Pairs.in_rows(image, points(30, 6, seed=seed + 50), 10.0, text_ids=ids)
@@ -269,7 +269,7 @@ def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
     ("image_of", "text_of", "images", "texts"),
     [
         ([0] * 60, range(60), 1, 60),  # one image with 60 captions
-        (range(60), range(60), 60, 60),  # the same picture 60 times, see `alike`
+        (range(60), range(60), 60, 60),  # the same image 60 times, see `alike`
         (range(60), [0] * 60, 60, 1),
         ([0, 1] * 30, [1, 0] * 30, 2, 2),
     ],

@@ -1,4 +1,4 @@
-"""How far an input is from what a model was trained on, and what is refused for it."""
+"""The distance of an input from the training data, and refusals by it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_hidden(mean, first):
 
 
 def inputs(count, seed=0):
-    """What a tower gives: `first` of two widths of tokens, means of unit length that follow from it; the classes."""
+    """Return outputs of a tower: `first` of two widths of tokens, unit means computed from it, and the classes."""
     first, label = clusters(count, seed=seed)
     return as_hidden(nn.functional.normalize(first[:, :6], dim=1), first), label
 
@@ -214,7 +214,7 @@ def test_errors_say_what_to_do(fitted):
 
 @pytest.mark.parametrize("kind", ["same", "rounding"])
 def test_features_that_differ_by_rounding_alone_are_alike(kind):
-    """The same picture in batches of other sizes; no decomposition of what is left would mean anything."""
+    """The data is the same image in batches of other sizes; no decomposition of the remainder has a meaning."""
     x = torch.nn.functional.normalize(draw(1, 192), dim=1).expand(60, 192).clone()
     if kind == "rounding":
         x *= 1 + 2e-7 * torch.rand(60, 1)

@@ -1,4 +1,4 @@
-"""What a model keeps of its training: ambiguity by hand, intervals that hold, old states, models that have it."""
+"""Statistics of its training that a model keeps: ambiguity by hand, valid intervals, old states, models with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What contrastive losses make of ambiguity, on points that move freely: the slope 2/a, code lengths of log n."""
+"""The effect of contrastive losses on ambiguity, with free points: the slope 2/a, code lengths of log n."""
 
 from __future__ import annotations
 

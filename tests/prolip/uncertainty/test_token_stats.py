@@ -1,4 +1,4 @@
-"""What is kept of images and texts at both ends of a tower, by one pass."""
+"""Statistics of images and texts at both ends of a tower, from one pass."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_banks_answer_is_that_of_a_categorical_distribution_and_empty_rows_are
 
 def test_features_of_tokens_by_hand_and_without_what_stands_everywhere():
     start, pad, cat, rare, new = 9, 0, 3, 5, 7
-    rarity = torch.tensor([0.0, 0, 0, 1.2, 0, 2.5, 0, 4.0, 0, 0.1])  # start and padding stand in nearly all texts
+    rarity = torch.tensor([0.0, 0, 0, 1.2, 0, 2.5, 0, 4.0, 0, 0.1])  # start and padding occur in nearly all texts
     ids = torch.tensor([[start, cat, rare, pad], [start, new, pad, pad], [start, pad, pad, pad]])
     found = token_features(ids, rarity[ids], rarity.amax())
     assert found.shape == (3, TOKEN_FEATURES)

@@ -1,4 +1,4 @@
-"""Streams that die under a process: it goes on, says so once where it can, and its exit code is its own."""
+"""Streams that close during a process: it continues, reports this once if it can, and its exit code stays its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What json, yaml and str.splitlines let pass in silence."""
+"""Faults that json, yaml and str.splitlines accept silently."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_blank_line_among_entries_is_named(tmp_path, at):
-    """It was a class of its own, without a name, and shifted those behind it."""
+    """It was a class of its own, without a name, and shifted the later ones."""
     lines = ["cat", "dog", "cow", "pig"]
     lines.insert(at, " ")
     (tmp_path / "classnames.txt").write_text("\n".join(lines) + "\n\n")

@@ -8,7 +8,7 @@ from prolip.utils.links import walk
 
 
 def test_links_to_each_other_end_and_every_folder_is_listed(tmp_path):
-    """Of eight folders that link to each other there are 110,000 paths without a loop."""
+    """Eight folders that link to each other have 110,000 paths without a loop."""
     for i in range(8):
         (tmp_path / f"m{i}").mkdir()
         (tmp_path / f"m{i}" / "a.png").touch()

@@ -1,4 +1,4 @@
-"""Colours of one figure are told apart with every kind of colour vision, and in print without any."""
+"""The colours of a figure differ for every kind of colour vision, and in grey print."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""How many threads and processes work here: what a rank may use of its machine, and how its threads wait."""
+"""Numbers of threads and processes: a rank's share of its machine, and the way its threads wait."""
 
 from __future__ import annotations
 

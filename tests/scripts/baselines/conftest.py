@@ -1,4 +1,4 @@
-"""How long heads are fitted in tests, and the world that they are fitted to."""
+"""The length of fits in tests, and the world of the fits."""
 
 from __future__ import annotations
 

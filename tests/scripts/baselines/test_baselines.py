@@ -1,4 +1,4 @@
-"""What all have in common: one interface, the same figures for the same seed, errors, heads."""
+"""Common properties: one interface, the same numbers for the same seed, errors, heads."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_known_variances_of_samples_are_found_within_a_tenth(seed):
     image = torch.nn.functional.normalize(image, dim=1)
     trace = torch.tensor([0.1, 0.4])[kind]
     noise = torch.randn(rows, dim, generator=g) * (trace / dim).sqrt().unsqueeze(1)
-    # unit means, whose distance is told as it is: a text lies at its distance along the sphere
+    # unit means with exact distances: a text lies at its distance along the sphere
     text = torch.nn.functional.normalize(image + noise - (noise * image).sum(1, keepdim=True) * image, dim=1)
     measured = (image - text).square().sum(1)
     fitted = PairLikelihood.fit(Pairs.in_rows(image, text, 10.0), seed=seed)

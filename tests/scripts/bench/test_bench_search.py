@@ -1,4 +1,4 @@
-"""What the benchmark of search compares, and what it foretells of larger indexes."""
+"""The comparison of the search benchmark, and its extrapolation to larger indexes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_the_comparison_answers_by_its_interval(shift, answer):
 
 
 def test_the_interval_is_that_of_paired_queries():
-    """Of one setting each and equal times: the difference's mean, by the normal approximation."""
+    """One setting each and equal times: compare with the normal approximation of the difference's mean."""
     generator = np.random.default_rng(5)
     a, b = generator.random(2000), generator.random(2000)
     seconds = np.ones(4)

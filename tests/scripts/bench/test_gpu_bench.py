@@ -24,7 +24,7 @@ import gpu_speed  # noqa: E402
 from gpu_kit import Kit  # noqa: E402
 
 WHERE = {"device": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.14", "commit": "abc", "CUDA of torch": "13.0"}
-#: Stands in for gpu_parts.py: some parts fail, each in its own way, behind a first row.
+#: Replacement of gpu_parts.py: some parts fail, each in its own way, after a first row.
 STAND_IN = """
 import json, os, signal, subprocess, sys, time
 part, file = sys.argv[1], sys.argv[sys.argv.index("--file") + 1]
@@ -103,7 +103,7 @@ def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(sta
     with open(tmp_path / "log", "w") as log:
         result = gpu.run_part("waits", args, 4.0, log, [])
     assert result["error"] == "ran past its share of 4 s" and result["seconds"] < 30
-    child = int(result["rows"][1]["figure"])  # rows behind which it was killed are there
+    child = int(result["rows"][1]["figure"])  # rows before the kill are there
     deadline = time.monotonic() + 10
     while (status := Path(f"/proc/{child}/stat")).exists() and status.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the part's child still runs"

@@ -35,7 +35,7 @@ def svg_to_bytes(svg_string, width, height, skip_system_fonts):
 
 
 def svg(drawing: str, head: str = "") -> bytes:
-    """A drawing whose bytes tell it from others."""
+    """Return a drawing whose bytes differ from all others."""
     return f'{head}<svg class="{drawing}" viewBox="0 0 24 24"><path d="{drawing}"/></svg>'.encode()
 
 
@@ -136,7 +136,7 @@ def packages(tmp_path, monkeypatch):
     (tmp_path / "renderer").mkdir()
     (tmp_path / "renderer/resvg_py.py").write_text(RENDERER)
     monkeypatch.syspath_prepend(tmp_path / "renderer")
-    monkeypatch.setitem(sys.modules, "resvg_py", None)  # restored behind the test
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # restored after the test
     del sys.modules["resvg_py"]
     monkeypatch.setattr("shutil.which", lambda name: None)
     return folder
@@ -174,7 +174,7 @@ def name_of(row: tuple | str) -> str:
 
 
 def one_concept(rows: list) -> bool:
-    """Whether the first two icons are; a row: set and name, or (set and name, aliases, tags, category)."""
+    """Return whether the first two icons are one concept. Row: set and name, or (set and name, aliases, tags, category)."""
     icons = []
     for row in rows:
         (named, *more) = (row,) if isinstance(row, str) else row
@@ -184,7 +184,7 @@ def one_concept(rows: list) -> bool:
 
 
 def many(pattern: str) -> list[str]:
-    """As many names of one set as make a word a kind of things, or a mark."""
+    """Return enough names of one set to make a word a kind of things, or a mark."""
     return [pattern.format(f"w{i}") for i in range(10)]
 
 
@@ -231,7 +231,7 @@ APART = {
 def test_names_are_joined(rows):
     assert one_concept(rows)
     others = [f"z {name_of(row)}" for row in rows[:2]]
-    assert not one_concept([*rows, *others]), "a set that draws both tells them apart"
+    assert not one_concept([*rows, *others]), "a set that draws both distinguishes them"
 
 
 @pytest.mark.parametrize("rows", APART.values(), ids=APART)
@@ -269,7 +269,7 @@ def test_shards_that_the_build_does_not_write_are_refused(packages, tmp_path, ca
     said = capsys.readouterr().err
     assert f"{out} holds mdi.tar, not written by this build" in said and said.count("\n") == 1
     assert [path.name for path in out.glob("*.tar*")] == ["mdi.tar"] and (out / "mdi.tar").read_bytes() == before
-    assert build(packages, out) == 0  # all styles: it is written anew
+    assert build(packages, out) == 0  # all styles: it is written again
 
 
 def test_a_tarball_with_another_checksum_is_refused(packages, tmp_path, capsys):

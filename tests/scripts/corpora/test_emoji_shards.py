@@ -1,4 +1,4 @@
-"""The bundled shards are what their README says: the counts, the pictures, and one text per concept in every style."""
+"""The bundled shards are what their README says: the counts, the images, and one text per concept in every style."""
 
 from __future__ import annotations
 

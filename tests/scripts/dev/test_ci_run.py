@@ -1,4 +1,4 @@
-"""What .ci/run ends with, its make a stand-in: pytest's closing line of what failed, and a status that tells."""
+"""The end of .ci/run, with a stand-in for make: pytest's closing line of a failure, and the right exit status."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What README and docs say can be typed, can be typed."""
+"""Commands in README and docs can be typed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_tests_that_pages_name_exist():
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory) -> str:
-    """A small model with variances, fitted to random pairs, which lie beside it."""
+    """Write a small model with variances, and next to it the random pairs of its fit."""
     folder = tmp_path_factory.mktemp("fitted")
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test")
@@ -124,7 +124,7 @@ def fitted(tmp_path_factory) -> str:
 
 @pytest.fixture
 def run_page(fitted, tmp_path, monkeypatch, capsys):
-    """Run the Python of a page beside some pictures, with the fitted model; returns its names and what it prints."""
+    """Run the Python of a page next to some images, with the fitted model. Return its names and its output."""
     for name, colour in zip(PICTURES, ("red", "blue", "green", "white", "black", "gray")):
         Image.new("RGB", (64, 64), colour).save(tmp_path / name)
     (tmp_path / "pairs.safetensors").symlink_to(Path(fitted.removeprefix("local-dir:")).parent / "pairs.safetensors")

@@ -32,7 +32,7 @@ print(place, tuple(model.eval().encode_text(text).mean.shape))
 
 
 def call(words: list[str | Path], place: Path) -> str:
-    """What a command prints that ends well in this folder, with nothing on its path but its environment."""
+    """Return the output of a command, which must succeed in this folder with only its environment on the path."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(word) for word in words], cwd=place, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is what the code imports, and its commands lead to functions."""
+"""The dependencies in pyproject.toml equal the imports of the code, and its commands lead to functions."""
 
 import ast
 import sys

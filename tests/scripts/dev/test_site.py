@@ -43,7 +43,7 @@ def test_every_page_of_docs_has_its_place_on_the_site(tmp_path):
     config = yaml.load(CONFIG.read_text(), Loader)
     nav = config["nav"]
     missing = [page for page in left_out(nav, ROOT / "docs") if f"/{page}" not in config["not_in_nav"].split()]
-    assert not missing, f"{', '.join(missing)}: a page that nobody finds. Name it under nav in .mkdocs.yml"
+    assert not missing, f"{', '.join(missing)}: missing in the navigation. Name it under nav in .mkdocs.yml"
     assert [page for page in pages_of(nav) if page != site_hooks.PAGE and not (ROOT / "docs" / page).is_file()] == []
     (tmp_path / "new.md").touch()
     assert left_out(nav, tmp_path) == ["new.md"]

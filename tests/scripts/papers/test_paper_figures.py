@@ -1,4 +1,4 @@
-"""What the paper's figures show is computed from the embeddings: which samples, which levels, which roots."""
+"""The paper's figures are computed from the embeddings: their samples, levels and roots."""
 
 import numpy as np
 import pytest

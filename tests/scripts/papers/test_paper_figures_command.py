@@ -39,7 +39,7 @@ def shard(tmp_path_factory):
 
 @pytest.fixture
 def weights(tmp_path):
-    """Of four prompts in two classes, which are subgroups of the drawings, and one which is not."""
+    """Write weights of four prompts in two classes that are subgroups of the drawings, and one that is not."""
     table = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4], dtype=torch.float64)
     templates = ("a {c}.", "my {c}.", "{c}", "a drawing of a {c}.")
     made = PromptWeights(("sub1", "sub3", "cars"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)

@@ -33,7 +33,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def evaluation(small_model, tmp_path_factory):
-    """Of a random model whose traces differ, on the food of one designer."""
+    """Evaluate a random model with different traces on the food of one designer."""
     folder = tmp_path_factory.mktemp("checked")
     words = ["--data", ROOT / "data/emoji/emojione.tar", "--select", "group=food drink", "--output", folder / "eval"]
     evaluate_corpus(["--model", small_model, *words])
@@ -52,7 +52,7 @@ def test_search_has_the_order_of_brute_force(run, evaluation):
 def test_refusal_is_tried_over_splits(run, evaluation, monkeypatch):
     words = (evaluation, "--splits", 3, "--risk", 0.1)
     code, rows = run("studies/uncertainty/risk.py", *words)
-    assert code == 0 and [row[4] for row in rows] == ["0.00"] * 4  # nobody can promise it of a random model
+    assert code == 0 and [row[4] for row in rows] == ["0.00"] * 4  # a random model cannot guarantee it
     result = load(evaluation)
     own = torch.from_numpy(result.text_relation.argmax(0))  # a text that is true of each drawing
     text = Gaussian(torch.eye(len(result.text.mean)), torch.full((len(result.text.mean),) * 2, -9.0))

@@ -1,4 +1,4 @@
-"""The study of defaults: its draws of data, its parts, and what a run goes on with."""
+"""The study of defaults: its draws of data, its parts, and the initial model of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.main import parse
 
 @pytest.fixture
 def trained(monkeypatch) -> list[tuple[str, list[str]]]:
-    """What would be trained, in order, with its flags; nothing is."""
+    """Record the runs that would be trained, in order, with their flags, without training."""
     found = []
 
     def note(sweep, variants, folder, jobs):

@@ -1,4 +1,4 @@
-"""The few-shot table of the study, of tiny models: what is trained, that it goes on, and its figures."""
+"""The few-shot table of the study with tiny models: its runs, resuming, and its metrics."""
 
 from statistics import harmonic_mean
 

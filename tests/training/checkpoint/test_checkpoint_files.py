@@ -121,7 +121,7 @@ def test_a_write_that_fails_is_reported_and_only_the_last_one_stops_the_run(tmp_
 
 
 def test_a_checkpoint_that_is_there_is_not_called_unwritten(tmp_path):
-    """What follows the write may fail: a full disk of the run folder, a store that deletes nothing."""
+    """Later steps may fail: a full disk of the run folder, a store that deletes nothing."""
     storage, said = Storage(str(tmp_path)), []
 
     def fail(*things):

@@ -1,4 +1,4 @@
-"""A run is gone on with by its name: the line that a stopped run prints, settings and workers that a run keeps."""
+"""A run resumes by its name: the line that a stopped run prints, settings and workers that a run keeps."""
 
 from __future__ import annotations
 

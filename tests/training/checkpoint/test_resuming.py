@@ -1,4 +1,4 @@
-"""Going on with a run, or not: what is refused changes nothing, and nothing good is lost on the way."""
+"""Resuming a run, or not: refusals change nothing, and no good file is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(folder: Path, name: str, *more: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")  # tells a time
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")  # contains a time
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
@@ -81,7 +81,7 @@ def test_the_checkpoints_of_another_run_are_left_alone(tmp_path, capsys, more):
 
 def test_a_store_that_does_not_answer_is_reported_in_a_line(tmp_path, monkeypatch, capsys):
     class NoCredentials(Exception):
-        """Of a store's own library."""
+        """An error of a store's own library."""
 
     def refuse(self):
         raise NoCredentials("unable to locate credentials")
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
-    """Three steps of a run, with a checkpoint behind each of the last two."""
+    """Train three steps of a run, with a checkpoint after each of the last two."""
     return start(tmp_path_factory.mktemp("runs"), "run", "--max-steps", 3, "--save-every-steps", 2)
 
 
@@ -205,7 +205,7 @@ def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
 
 
 class Held:
-    """Stands in for the writer of checkpoints."""
+    """Replacement of the writer of checkpoints."""
 
     def settle(self):
         """Nothing is under way."""
@@ -257,7 +257,7 @@ def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code
 
 
 def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_first_step(tmp_path):
-    """Its gate would stay shut: it would end well, and nothing have been trained."""
+    """The gate would stay closed: the run would end successfully without training."""
     first, second = make(tmp_path / "first", max_nonfinite=2), make(tmp_path / "second", max_nonfinite=1)
     first.health.meter.bad_steps = 2
     before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}

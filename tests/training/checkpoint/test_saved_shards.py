@@ -60,7 +60,7 @@ def write(rank: int, ranks: int, url: str, steps: tuple[int, ...], keep: int) ->
     saver = CheckpointWriter(Storage(url), keep=keep, say=said.append, group=group)
     for step in steps:
         saver.submit(fill(module, step))
-        fill(module, -step)  # what comes behind the copy is not in the file
+        fill(module, -step)  # changes after the copy are not in the file
     saver.settle(final=True)
     saver.close()
     return said
@@ -103,7 +103,7 @@ def test_any_number_of_ranks_reads_its_own_rows(saved, ranks):
 
 
 def behind_a_url(rank: int) -> tuple[Any, ...]:
-    """What is in a store after each step of a life there; the store is this process's memory."""
+    """Return the content of a store after each step; the store is this process's memory."""
     fsspec.register_implementation("gs", MemoryFileSystem, clobber=True)
     write(rank, 1, "gs://far/run", (1, 2), 1)
     storage = Storage("gs://far/run")

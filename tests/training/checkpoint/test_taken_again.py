@@ -50,7 +50,7 @@ KEPT = {
 
 @pytest.fixture
 def begun(tmp_path) -> Path:
-    """What a start has written when it is refused."""
+    """Return the files of a refused start."""
     folder = tmp_path / "run"
     for name in BEGUN:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

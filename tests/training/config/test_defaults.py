@@ -1,4 +1,4 @@
-"""What a run settles by its data, weights and device, and saves."""
+"""Settings that a run derives from its data, weights and device, and saves."""
 
 from __future__ import annotations
 

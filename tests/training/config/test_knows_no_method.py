@@ -1,4 +1,4 @@
-"""Whoever adds a method touches nothing here: no method, none of its parameters and no part of a model is named."""
+"""A new method changes nothing here: the code names no method, none of its parameters and no part of a model."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
     for title in ("model:", "data:", "augment:", "optim:", "run:", "objective:"):
         assert title in text
     assert "peak learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D (default: auto)" in words
-    assert text.index("model:") < 1000  # not behind a list of all flags
+    assert text.index("model:") < 1000  # not after a list of all flags
     assert "default: 2,048 samples" in words
 
 

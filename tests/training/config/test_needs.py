@@ -1,4 +1,4 @@
-"""What an objective declares the run gives it: captions, a teacher, and by the same door steps, ranks and tokenizer."""
+"""Declared needs of an objective, which the run provides: captions, a teacher, steps, ranks and tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.run import build
 
 @dataclass(kw_only=True)
 class ToyConfig:
-    """A method that wants what the others do not."""
+    """A method with needs that the others do not have."""
 
     wanted: int = field(default=1, metadata={"help": "captions"})
     teacher: str | None = field(default=None, metadata={"help": "whom to learn from"})

@@ -1,4 +1,4 @@
-"""What a run says: errors name the flag that was typed, and the log which weights it begins with."""
+"""Messages of a run: errors name the typed flag, and the log names the initial weights."""
 
 import io
 import re

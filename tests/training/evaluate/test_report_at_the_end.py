@@ -1,4 +1,4 @@
-"""A run ends with its report; training rows are ranked beside validation rows, and neither can cost a run."""
+"""A run ends with its report; training rows are ranked next to validation rows, and neither can fail a run."""
 
 from __future__ import annotations
 

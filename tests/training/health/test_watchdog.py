@@ -1,4 +1,4 @@
-"""A run that stands still shows where; one that goes on, or waits for good reason, shows nothing."""
+"""A run without progress shows where it is; one that progresses, or waits for a valid reason, shows nothing."""
 
 from __future__ import annotations
 

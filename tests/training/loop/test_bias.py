@@ -40,7 +40,7 @@ def make_batch() -> dict:
 
 
 def make_run(case: str, rank: int = 0, ranks: int = 1, parts: int = 1) -> SimpleNamespace:
-    """What `balanced_bias` looks at of a run from trained weights, whose logits are not those of random ones."""
+    """Return the inputs of `balanced_bias` from a run with trained weights, whose logits differ from random ones."""
     name = case.split()[0]
     method = find_method(name)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Runs on shuffled captions and augmented inputs: the same on all ranks, and the same when the run goes on."""
+"""Runs on shuffled captions and augmented inputs: the same on all ranks, and the same when the run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs with backbones that stand still at first and learn more slowly, and with an average of the last epochs."""
+"""Whole runs with backbones that are first frozen and learn more slowly, and with an average of the last epochs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from training.checkpoint.files import load_checkpoint
 from training.health.signals import EXIT_STOPPED
 from training.main import main
 
-#: Of epochs of three steps: the image backbone stands still for six and warms up for three, the text backbone for
-#: three and as many.
+#: Epochs of three steps: the image backbone is frozen for six and warms up for three, the text backbone for three
+#: and three.
 RECIPE = shlex.split(
     "--train-num-samples 24 --epochs 5 --warmup 0 --lr 1e-2 --grad-clip-norm 2 --image-freeze-epochs 2 "
     "--text-freeze-epochs 1 --unfreeze-warmup-epochs 1 --image-lr-mult 0.1 --text-lr-mult 0.5 "
@@ -77,7 +77,7 @@ def test_a_backbone_stands_still_bit_for_bit_until_its_stage_ends_and_moves_at_o
 
 
 def test_the_first_step_behind_a_stage_is_that_of_a_fresh_optimiser(tmp_path):
-    """Adam's first step is the rate times the sign of the gradient, whatever came while the backbone stood still."""
+    """Adam's first step is the rate times the sign of the gradient, regardless of steps with a frozen backbone."""
     optim = {"lr": 1e-3, "wd": 0.0, "eps": 1e-30, "image_freeze_epochs": 1.0, "image_lr_mult": 0.5}
     run = make(tmp_path, optim=optim | {"lr_scheduler": "const"}, max_steps=8)
     batch = next(batches(run))
@@ -90,7 +90,7 @@ def test_the_first_step_behind_a_stage_is_that_of_a_fresh_optimiser(tmp_path):
 
 
 def test_learning_rates_follow_stages_multipliers_and_milestones(whole):
-    """Of the last checkpoint, in the third part of the run: a tenth of --lr, times multiplier and depth."""
+    """The last checkpoint, in the third part of the run, has a tenth of --lr, times multiplier and depth."""
     groups = checkpoint(whole, 15)["optimizer"]["param_groups"]
     rates = {name: group["lr"] for group in groups for name in group["names"]}
     assert rates["model.visual.proj"] == pytest.approx(1e-3 * 0.1)
@@ -139,7 +139,7 @@ def test_an_average_of_other_epochs_is_no_average_to_go_on_with(tmp_path, capsys
     capsys.readouterr()
     assert main([*recipe, "--epochs", "5", "--swa-epochs", "4", "--resume", "latest"]) == 2
     assert "SWA averages steps 6, 9, but the checkpoint holds 9: give the length and" in capsys.readouterr().err
-    # a longer run, of which no epoch to be averaged has come yet, begins anew
+    # a longer run, before its first averaged epoch, begins again
     assert main([*recipe, "--epochs", "6", "--swa-epochs", "2", "--resume", "latest", "--save-frequency", "1"]) == 0
     assert_is_mean(tmp_path / "run", [15, 18])
 

@@ -1,4 +1,4 @@
-"""What a method does when training has ended: variances fitted on ranks, in shards, in the averaged twin, as by one."""
+"""A method's work after training: variances fitted on ranks, in shards, in the averaged twin, as by one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def runs(forked, tmp_path_factory) -> Path:
 
 
 def traces(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the corpus's texts and drawings by a saved model, and the novelty of both."""
+    """Return traces and novelty of the corpus's texts and drawings, by a saved model."""
     model = prolip.create_model(f"local-dir:{folder}").eval()
     corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
     embedder = Embedder.load(f"local-dir:{folder}")

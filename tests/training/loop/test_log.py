@@ -148,7 +148,7 @@ def test_a_ledger_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tm
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
-    """A full disk: told, and what is written later is whole."""
+    """A full disk is reported, and later lines are complete."""
     stream = io.StringIO()
     log = RunLog(tmp_path, stream=stream)
     log.open()

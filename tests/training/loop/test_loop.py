@@ -32,7 +32,7 @@ def test_a_step_moves_every_trainable_parameter(tmp_path):
 
 
 def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
-    """On a device each of these would stop the host until the device is done."""
+    """Each of these would stop the host on a device until the device is done."""
     run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9})
     stream = batches(run)
     one_step(run, next(stream), 0)  # what is done once (optimiser state) is done
@@ -161,7 +161,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, e
 
 @pytest.mark.parametrize("opt, allowed", [("adamw", 0), ("adamw", 1), ("muon", 1)])
 def test_a_bad_step_does_not_touch_the_parameters(tmp_path, capsys, opt, allowed):
-    """Step 2 is bad. Not allowed: parameters stay those of step 1 for good. Allowed: only that step is left out."""
+    """Step 2 is bad. Not allowed: parameters stay those of step 1. Allowed: only that step is skipped."""
     run = make(tmp_path, optim={"opt": opt}, max_steps=4, max_nonfinite=allowed, log_every_n_steps=4)
     poison(run, 2, float("inf"))
     honest, seen = run.trained.objective.terms, []
@@ -231,7 +231,7 @@ class NoGradient(torch.autograd.Function):
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_gradient_that_is_never_finite_stops_the_run(tmp_path, scaled):
-    """With fp16's GradScaler too, which takes every such step for an overflow of its scale and passes over it."""
+    """This includes fp16's GradScaler, which treats every such step as an overflow of its scale and skips it."""
     run = make(tmp_path, max_steps=60, log_every_n_steps=10, save_frequency=0)
     if scaled:
         run.trained.scaler, run.health.meter = torch.amp.GradScaler("cpu"), LossMeter(("grad_norm",))
@@ -281,7 +281,7 @@ def test_images_and_texts_are_augmented_by_the_step():
 
 
 def test_augmentation_and_views_go_by_the_steps_of_the_run_not_of_the_epoch(tmp_path):
-    """By the batch within the epoch, every epoch would repeat the random numbers of the first one."""
+    """Seeds by the batch within the epoch would repeat the random numbers of the first epoch in every epoch."""
     run = make(tmp_path, max_steps=6, max_nonfinite=0)
     seen: dict[str, list[int]] = {"image": [], "text": [], "views": []}
     prepare = run.trained.objective.prepare

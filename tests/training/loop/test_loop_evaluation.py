@@ -1,4 +1,4 @@
-"""What the loop does around an evaluation: one model at a time, nothing compiled, and nothing that ends the run."""
+"""The loop around an evaluation: one model at a time, nothing compiled, and nothing that ends the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def evaluated(tmp_path, measuring, metric=None, **optim):
 
 
 class Measuring:
-    """Stands in for the test sets; leaves the model in evaluation mode."""
+    """Replacement of the test sets; leaves the model in evaluation mode."""
 
     def __init__(self, run):
         self.run = run
@@ -62,7 +62,7 @@ class Layer(nn.Linear):
 
 
 def test_an_evaluation_compiles_nothing(tmp_path):
-    """Its batches have sizes of their own: each would be compiled for minutes."""
+    """Evaluation batches have sizes of their own: each would be compiled for minutes."""
     layer, compiled = Layer(3, 3), []
     layer.compile(backend=lambda graph, inputs: compiled.append(graph) or graph.forward, dynamic=False)
 

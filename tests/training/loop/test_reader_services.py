@@ -1,5 +1,5 @@
-"""What training does for a model, for every kind of OpenCLIP's towers: exact micro-batches and ranks, frozen layers,
-recomputed activations, shards, compiled towers, other sizes, and runs that stop and go on.
+"""Training features for every kind of OpenCLIP's towers: exact micro-batches and ranks, frozen layers, recomputed
+activations, shards, compiled towers, other sizes, and runs that stop and resume.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def default(*names: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Where small models are written; timm's and transformers' towers are small meanwhile."""
+    """Return the folder of small models; timm's and transformers' towers are small at the same time."""
     place = tmp_path_factory.mktemp("small")
     with small_towers(place / "transformers"):
         yield place
@@ -294,7 +294,7 @@ def theirs(model: Any) -> set[str]:
 
 @pytest.mark.parametrize("name", default("ViT-B-16-SigLIP", "convnext_base"))
 def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name):
-    """With the random numbers of the first pass."""
+    """The second pass uses the random numbers of the first."""
     found = {}
     for policy in ("none", "full", "selective", "off"):
         objective = objective_of(model_of(root, name)).train()
@@ -330,7 +330,7 @@ RUNS = ("ViT-B-16-SigLIP2", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_
 
 @pytest.mark.parametrize("name", [RUNS[3], *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS[:3])])
 def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
-    """With its drop path and dropout. CoCa's decoder, which nothing trains, is in the checkpoint and the model."""
+    """This includes drop path and dropout. CoCa's decoder, which is not trained, is in the checkpoint and the model."""
     start = folder(root, name)
 
     def line(run: str, *more: object) -> list[str]:

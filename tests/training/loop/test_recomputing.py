@@ -1,4 +1,4 @@
-"""What is recomputed changes memory, never gradients."""
+"""Recomputing changes memory, never gradients."""
 
 from __future__ import annotations
 

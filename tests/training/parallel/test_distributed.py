@@ -1,4 +1,4 @@
-"""What torchrun sets, which device that means, and what ranks agree on."""
+"""Torchrun's variables, the device they select, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy
 
 
 def agreeing(rank: int) -> tuple[list[list[int]], int]:
-    """What 300 exchanges say where rank 2 asks from the fourth on, and the number of all-reduces."""
+    """Return the results of 300 exchanges, with requests of rank 2 from the fourth, and the number of all-reduces."""
     posted, honest = [], torch.distributed.all_reduce
 
     def count(*args, **more):
@@ -88,7 +88,7 @@ def test_what_one_rank_asks_for_is_known_to_all_at_the_same_step_by_few_exchange
 
 
 def stepping(rank: int) -> list[float]:
-    """Whether steps are held whose loss is NaN on rank 1, then on none; one such step is allowed, no second one."""
+    """Return the losses of steps that are NaN on rank 1, then on none; one such step is allowed, not a second."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     network, gate, held = nn.parallel.DistributedDataParallel(model), NonFiniteGuard(1, torch.device("cpu")), []

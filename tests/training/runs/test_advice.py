@@ -1,4 +1,4 @@
-"""What a run advises when it is refused or ends is true at that moment: typed, it leads to a run that ends well."""
+"""The advice of a refused or ended run is correct: typing it gives a run that ends successfully."""
 
 from __future__ import annotations
 

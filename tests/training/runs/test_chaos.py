@@ -42,7 +42,7 @@ def state_left(run: Path) -> str:
 
 
 def test_ranks_that_are_killed_and_stopped_end_where_undisturbed_ones_end(forked, tmp_path):
-    """Without torchrun, whose starts take long: kill -9 of one rank, then of a worker of the other, and USR1."""
+    """The test avoids torchrun's slow starts: kill -9 of one rank, then of a worker of the other, and USR1."""
     words, run = [*WORDS, "--output", tmp_path, "--name"], tmp_path / "run"
     assert forked.run(*words, "whole", ranks=2, before=KNOWN) == 0, forked.err[-3000:]
     ends = {"rank": (-9, "running"), "worker": (2, "failed"), "stop": (75, "stopped"), "": (0, "finished")}

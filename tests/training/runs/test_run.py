@@ -1,4 +1,4 @@
-"""Whole runs in this process: what they leave behind, and that going on equals never having stopped."""
+"""Whole runs in this process: their files, and a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
 
 
 class Board(list):
-    """Stands in for wandb, which needs a service."""
+    """Replacement of wandb, which needs a service."""
 
     def init(self, **settings):
         self.append(settings)

@@ -182,7 +182,7 @@ if ctypes.CDLL(None).unshare(0x20000) or any(subprocess.run(["mount", *words]).r
 
 
 def test_a_full_dev_shm_is_reported_in_a_line_and_its_advice_goes_on(forked, runs, whole):
-    """Python's queue drops what its thread cannot hand on, and the run would wait for it, or go on without."""
+    """Python's queue drops an item that its thread cannot send, and the run would wait for it, or continue without."""
     run, settings = runs / "shm", {"before": SMALL_SHM}
     if (code := forked.run(*words(runs, "shm", "--prefetch", 6), **settings)) == 99:
         pytest.skip("no file system may be mounted here")
@@ -193,7 +193,7 @@ def test_a_full_dev_shm_is_reported_in_a_line_and_its_advice_goes_on(forked, run
 
 
 def test_what_a_worker_cannot_hand_on_ends_it(forked, runs):
-    """Whatever its queue's thread meets."""
+    """Any error of its queue's thread ends it."""
     before = """
 import multiprocessing.reduction as reduction
 import torch.multiprocessing.reductions as reductions

@@ -48,8 +48,8 @@ training.loop.training_step, os.environ["TORCHELASTIC_RUN_ID"] = step, "x"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, forked) -> Path:
-    """The same global batches of 16: one process; two ranks with two micro-batches each; two ranks that are stopped,
-    and go on by the line that they print, as it is typed.
+    """Train on the same global batches of 16: one process; two ranks with two micro-batches each; two ranks that are
+    stopped, and resume with the line that they print.
     """
     folder = tmp_path_factory.mktemp("runs")
     parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2", *VALIDATION)
@@ -99,7 +99,7 @@ def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> dict[str, torch.Tensor]:
-    """What all runs begin with."""
+    """Return the initial weights of all runs."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("start")
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-2.8), folder / "model")
@@ -173,7 +173,7 @@ dist.init_process_group, Storage.write = impatient, slow
 
 
 def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tmp_path, forked):
-    """At its second checkpoint rank 0 waits for the first; the others wait for it, not in training's own group."""
+    """Rank 0 waits at its second checkpoint for the first; the others wait for it, not in training's own group."""
     ranks, *words = DDP
     short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
     assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]

@@ -1,4 +1,4 @@
-"""What was under way when a run was stopped or killed is made up for: evaluations, the end of the run, its log."""
+"""Work that a stop or a kill interrupted is repeated: evaluations, the end of the run, its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def evaluations(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("where", ["evaluation", "model"])
 def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_path, monkeypatch, where):
-    """In its last evaluation, or while it writes its model: the model is missing, and no step is left to do."""
+    """The kill hits its last evaluation, or the writing of its model: the model is missing, but all steps are done."""
 
     def killed(*things, **more):
         raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
 
 
 def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkeypatch):
-    """The run ends behind a checkpoint of the present step, and does the evaluation when it goes on."""
+    """The run ends after a checkpoint of the current step, and does the evaluation when it resumes."""
     root = tmp_path / "classes"
     for number, name in enumerate(("red", "blue")):
         (root / name).mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
 
 
 def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
-    """What is left is reckoned by the steps of this process alone."""
+    """The remaining time is estimated from the steps of this process only."""
     monkeypatch.setattr("training.health.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
     command = words(tmp_path, "run", "--max-steps", 4)
     assert stop_after(2, command) == EXIT_STOPPED

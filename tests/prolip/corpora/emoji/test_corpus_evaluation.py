@@ -215,7 +215,7 @@ def test_ambiguity_is_held_against_neighbours_of_other_subgroups(doubting):
     doubting.add_intervals(20)
     low, high = doubting.info["intervals"]["ambiguity/auroc"]
     assert low <= m["ambiguity/auroc"] <= high
-    doubting.read["ambiguity"][2] = np.nan  # nobody can say
+    doubting.read["ambiguity"][2] = np.nan  # unknown
     assert not uncertainty.ambiguity(doubting)
 
 

@@ -42,7 +42,7 @@ def test_every_text_stands_once_and_every_true_pair_is_kept(tmp_path, corpus):
     own = {(sample.key, text) for sample in samples for text in sample.captions}
     further = {(key, gallery[index]) for key, index in dataset.relevance}
     assert own | further == true and not own & further
-    # "cat" is a keyword of the first drawing, too, and stands with its own
+    # "cat" is also a keyword of the first drawing, and is listed with its own
     assert "cat" in samples[1].captions and "cat face" in samples[0].captions and samples[2].captions == ()
     assert [sample.image for sample in samples] == [drawing.data for drawing in corpus.drawings]
 

@@ -1,4 +1,4 @@
-"""What is a kind of what, and what only looks like it, against sets."""
+"""Kinds of concepts, and false kinds, against sets."""
 
 import pytest
 from kinds_corpus import corpus_of, truth

@@ -30,7 +30,7 @@ def jpeg(width, height, seed=0):
 
 
 def pillow(image, box, size):
-    """What OpenCLIP's transform makes of a box."""
+    """Return OpenCLIP's crop of a box."""
     return pil_to_tensor(resized_crop(image, *box, list(size), InterpolationMode.BICUBIC)).short()
 
 

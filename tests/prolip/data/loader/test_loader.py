@@ -1,4 +1,4 @@
-"""The batches of an epoch: which samples they hold, whatever ranks and workers share them, and what of each."""
+"""The batches of an epoch: their samples for any number of ranks and workers, and the content of each sample."""
 
 import random
 from pathlib import Path

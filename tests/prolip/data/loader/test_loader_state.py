@@ -1,4 +1,4 @@
-"""A loader that is stopped between two batches goes on with the very same batches, also when ranks share them anew."""
+"""A loader stopped between two batches resumes with exactly the same batches, also for another number of ranks."""
 
 import json
 
@@ -35,7 +35,7 @@ def digest(batches):
 
 
 def all_batches(folder, ranks=1, workers=0, epoch=1, state=None, **changes):
-    """(global batches of an epoch, joined state behind each of them), from `state` on."""
+    """Return (global batches of an epoch, joined state after each of them), starting at `state`."""
     loaders = [build(folder, ranks, workers, rank, **changes) for rank in range(ranks)]
     for loader in loaders:
         if state is not None:
@@ -82,7 +82,7 @@ def test_the_epoch_after_a_resumed_one_is_the_usual_one_though_streams_change(fo
 
 @pytest.mark.parametrize("before, after", [((1, 0), (1, 2)), ((1, 0), (4, 0))])
 def test_an_epoch_that_was_at_its_end_has_no_batch_left_for_any_rank_or_worker(folder, before, after):
-    """A checkpoint behind the last step of an epoch is of that epoch; whoever reads it goes on with the next."""
+    """A checkpoint after the last step of an epoch belongs to that epoch; its reader resumes with the next."""
     _, states, faults = all_batches(folder, *before)
     usual, _, _ = all_batches(folder, *after, epoch=2)
     loaders = [build(folder, *after, rank) for rank in range(after[0])]

@@ -55,7 +55,7 @@ class Calls:
 
 
 def calls_of(folder: Path, rank: int) -> tuple[list[list[str]], list[list[str]]]:
-    """[what, path] of every call of a rank before its loader was built, and after."""
+    """Return [call, path] of every call of a rank before its loader was built, and after."""
     lines = [json.loads(line) for line in Path(f"{folder}.{rank}").read_text().splitlines()]
     built = lines.index(["built", str(folder)])
     return lines[:built], lines[built + 1 :]
@@ -68,7 +68,7 @@ def keys_of(loader) -> list[list[str]]:
 
 
 def on_rank(rank: int, configs: dict[str, DataConfig], root: str) -> tuple[dict, list]:
-    """What a rank of two reads of each data, its calls noted; its errors."""
+    """Return the data that a rank of two reads, with its calls recorded, and its errors."""
     multiprocessing.set_start_method("fork", force=True)  # as in a run: workers note their calls, too
     place = {"rank": rank, "world_size": 2, "once": partial(from_first, world=World(rank=rank, world_size=2))}
     keys = {}

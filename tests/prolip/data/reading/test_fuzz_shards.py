@@ -42,7 +42,7 @@ def parse(data):
         if len(content) < size or at > len(data):
             return None
         if head[156:157] == b"L":
-            # GNU's format leaves open what tarfile does: whole blocks up to a zero, and of several in a row the first
+            # GNU's format does not specify what tarfile does: whole blocks up to a zero, and the first of several
             long = data[at - -(-size // BLOCK) * BLOCK : at].split(b"\0")[0] if long is None else long
             continue
         name = long if long is not None else head[:100].split(b"\0")[0]
@@ -107,7 +107,7 @@ def damage(kind, rng, data):
 
 
 def judge(samples, faults, truth, damaged):
-    """Which of the three promises a reading without an index keeps; AssertionError for none."""
+    """Return which of the three promises a reading without an index keeps; AssertionError for none."""
     assert set(faults.kinds) <= {"broken shard", "duplicate member", "duplicate key", *UNCHARGED}
     if samples == truth:
         return "identical"

@@ -23,7 +23,7 @@ COLUMNS = TableColumns("filepath", "title", ("name",))
 
 
 class Style(NamedTuple):
-    """How a table is written."""
+    """The writing style of a table."""
 
     separator: str
     quoting: int
@@ -81,7 +81,7 @@ def write(rng):
 
 
 def read(path, text, separator):
-    """What `read_csv` finds: path, caption and name of each row."""
+    """Return the result of `read_csv`: path, caption and name of each row."""
     path.write_bytes(text.encode())
     found = read_csv(str(path), COLUMNS, separator)
     start = f"{path.parent}/"
@@ -125,12 +125,12 @@ def breaks(text):
 
 
 def stripped(rows):
-    """As captions are used."""
+    """Return the rows with captions stripped, as they are used."""
     return [tuple(map(str.strip, row)) for row in rows]
 
 
 def judge(path, table, row, damaged, unquoted):
-    """Whether a table was refused; AssertionError for anything that is not promised. damaged: the text of a row."""
+    """Return whether a table was refused; AssertionError for an unexpected result. damaged: the text of a row."""
     lines = table.lines()
     first = 1 + sum(1 + breaks(line) for line in lines[:row])
     text = table.text([*lines[:row], damaged, *lines[row + 1 :]])
@@ -142,7 +142,7 @@ def judge(path, table, row, damaged, unquoted):
         assert str(path) in reported and ("; " in reported or ": " in reported), reported
         line = int(re.search(r" line (\d+)", reported)[1])
         assert first <= line, reported
-        return "refused" if line <= first + breaks(damaged) else "refused behind it"
+        return "refused" if line <= first + breaks(damaged) else "refused after it"
     except ValueError as error:
         assert row == 0 and "has no column" in str(error)
         return "refused"
@@ -175,4 +175,4 @@ def test_damaged_tables_are_refused_or_read_as_they_were(tmp_path, kind):
         text = damage(kind, rng, list(table.cells[row]), table.style)
         verdicts[judge(tmp_path / "captions.csv", table, row, text, kind in UNQUOTED)] += 1
     assert kind not in ("zero byte", "separator more") or not verdicts["read"]
-    assert verdicts["refused"] > 8 and verdicts["refused behind it"] < 8
+    assert verdicts["refused"] > 8 and verdicts["refused after it"] < 8

@@ -1,4 +1,4 @@
-"""Shards from a local S3 (moto), on its own and behind a proxy that cuts and stalls."""
+"""Shards from a local S3 (moto), directly and through a proxy that cuts and stalls."""
 
 import random
 from pathlib import Path

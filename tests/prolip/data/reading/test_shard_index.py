@@ -175,7 +175,7 @@ def test_a_shard_without_an_entry_with_another_count_or_with_another_end_than_th
         assert faults.kinds["index mismatch"] == 1 and said in faults.examples[0]
     assert len(list(ShardReader(index=index)(url))) == 4
     write_tar(Path(url), [(f"s{i:03d}", members(i)) for i in range(2)])
-    assert read_counted(url)[1].kinds == {}  # nothing tells without an index
+    assert read_counted(url)[1].kinds == {}  # unknown without an index
     samples, faults = read_counted(url, reader=ShardReader(index=index))
     assert not samples and faults.kinds == {"index mismatch": 1} and "the index says" in faults.examples[0]
 

@@ -118,7 +118,7 @@ def test_compressed_shards_are_held_against_their_own_checksums(tmp_path, kind):
     tar = Path(write_shards(tmp_path, [20])[0]).read_bytes()
     whole, path = compress(tar), tmp_path / f"0.tar.{kind}"
     sound = [whole, compress(tar[:20_480]) + compress(tar[20_480:])]  # pigz and bgzip write several members
-    # a bit of a picture that gzip only stores, the checksum behind the archive, the end
+    # a bit of an image that gzip only stores, the checksum after the archive, the end
     broken = [flipped(whole, 5000 if kind == "gz" else len(whole) // 2), flipped(whole, -6), whole[:-4], whole[:-8]]
     if kind == "gz":
         sound, broken = [*sound, whole + bytes(512)], [*broken, whole + b"junk"]

@@ -82,7 +82,7 @@ def test_a_failure_anywhere_in_a_pipeline_is_seen(path):
 
 
 def alive(mark):
-    """Whether the process whose number is in a file runs; one that waits to be reaped does not."""
+    """Return whether the process whose number is in a file runs; a zombie does not."""
     try:
         with open(f"/proc/{int(mark.read_text())}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"

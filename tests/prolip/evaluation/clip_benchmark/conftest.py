@@ -1,4 +1,4 @@
-"""What the tests of the console script run on: wds folders and two saved models."""
+"""Inputs for the tests of the console script: wds folders and two saved models."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def captions_of(samples) -> list[list[str]]:
 
 
 def expected_classification(z_image: Gaussian, z_class: Gaussian, labels, similarity: str) -> dict[str, float]:
-    """What prolip.evaluation makes of the same Gaussians, by clip_benchmark's names."""
+    """Return the metrics of prolip.evaluation for the same Gaussians, by clip_benchmark's names."""
     direct = classification_metrics(similarity_scores(z_image, z_class, similarity), labels)
     names = {"acc1": "top1", "acc5": "top5", "mean_per_class_recall": "mean_per_class_recall"}
     return {name: direct[ours] for name, ours in names.items() if ours in direct}
@@ -127,7 +127,7 @@ def test_multilabel_ranks_images_by_csd_with_their_traces(folders, ours, model):
         values[similarity] = float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in columns]))
         result = evaluate(folders / "multi", "--model", ours, "--similarity", similarity)
         assert result["metrics"] == pytest.approx({"mean_average_precision": values[similarity]}, abs=1e-6)
-    assert abs(values["csd"] - values["mean"]) > 1e-3  # else this test could not tell them apart
+    assert abs(values["csd"] - values["mean"]) > 1e-3  # else this test could not distinguish them
 
 
 @pytest.mark.parametrize("similarity", ["csd", "mean"])

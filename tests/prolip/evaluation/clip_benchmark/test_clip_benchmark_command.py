@@ -1,4 +1,4 @@
-"""The console script's flags, files, mistakes and traces left behind; its numbers are in test_clip_benchmark.py."""
+"""The console script's flags, files, errors and remaining files; test_clip_benchmark.py has its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that broke off, of other models, of other data; claims that end with their process."""
+"""Truncated lines, lines of other models, of other data; claims that end with their process."""
 
 import csv
 import fcntl
@@ -64,7 +64,7 @@ def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
 
 @pytest.fixture
 def full_disk():
-    """From a call on, no file may be above so many bytes."""
+    """Return a function that limits the size of files from then on."""
     handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -12,7 +12,7 @@ from prolip.evaluation.suites.datacomp.report import grids
 
 @pytest.fixture(scope="module")
 def ran(suite, tmp_path_factory):
-    """What the command left by two similarities."""
+    """Run the command with two similarities, and return its files."""
     out = tmp_path_factory.mktemp("out")
     outcome = suite.run(out, "--similarity", *SIMILARITIES)
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]

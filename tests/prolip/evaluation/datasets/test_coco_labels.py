@@ -23,7 +23,7 @@ IMAGES, PER_IMAGE = 50, 5  # R@10 needs ten in each of five folds
 
 
 def package_figures(matrix, image_ids, caption_ids, folder):
-    """What eccv_caption says, under our names; its annotations replaced by those of `folder`."""
+    """Return the metrics of eccv_caption under our names, with its annotations replaced by those of `folder`."""
     eccv_caption = pytest.importorskip("eccv_caption")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -36,7 +36,7 @@ def package_figures(matrix, image_ids, caption_ids, folder):
     orders = [np.argsort(-scores, kind="stable") for scores in (matrix, matrix.T)]
     found.set_i2t_retrieved_items(dict(zip(image_ids.tolist(), caption_ids[orders[0]])))
     found.set_t2i_retrieved_items(dict(zip(caption_ids.tolist(), image_ids[orders[1]])))
-    # Asked for apart: beside mAP@R the package drops the recalls, and R-Precision it gives only with mAP@R.
+    # In two calls: with mAP@R the package drops the recalls, and it gives R-Precision only with mAP@R.
     out = {}
     recalls = found.compute_all_metrics(target_metrics=[f"{s}_recalls" for s in ("coco_1k", "coco_5k", "cxc", "eccv")])
     for name, both in recalls.items():

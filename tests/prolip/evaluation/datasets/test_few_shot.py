@@ -22,7 +22,7 @@ SIZES = {"red car": 9, "green tree": 4, "blue sea": 2, "small dog": 5, "old hous
 
 
 def write_set(root, sizes=SIZES, first=0, split="test", copies=()):
-    """Pictures numbered from `first`; copies: pairs of rows, of which the second has the picture of the first."""
+    """Write images numbered from `first`; copies: pairs of rows, of which the second has the image of the first."""
     mini.write_classes(root, list(sizes))
     labels = [label for label, count in enumerate(sizes.values()) for _ in range(count)]
     order = sorted(range(len(labels)), key=lambda i: (7 * i) % 11)
@@ -73,7 +73,7 @@ def test_what_is_written_is_the_draw_and_no_picture_is_on_both_sides(tmp_path, c
         found = list(test.samples())
         assert [classes[sample.label] for sample in found] == [label_of[sample.image] for sample in found]
         seen += [sample.image for sample in found]
-    assert Counter(seen) == Counter(sample.image for sample in whole.values())  # every picture once
+    assert Counter(seen) == Counter(sample.image for sample in whole.values())  # every image once
 
 
 def test_a_seed_is_a_draw_whatever_the_order_of_the_files(tmp_path):
@@ -104,7 +104,7 @@ def test_a_split_of_its_own_is_tested_whole_and_training_takes_all_it_may(tmp_pa
 
 
 def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
-    root = write_set(tmp_path / "things", copies=[(0, i) for i in range(1, 9)])  # one picture of a car, nine times
+    root = write_set(tmp_path / "things", copies=[(0, i) for i in range(1, 9)])  # one image of a car, nine times
     with pytest.raises(ValueError, match="1 of 5 classes .* no test image .'red car'."):
         draw(open_wds(root), together=True)
     root = write_set(tmp_path / "more", copies=[(0, 1)])

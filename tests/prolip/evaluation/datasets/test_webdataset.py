@@ -1,4 +1,4 @@
-"""clip_benchmark's folders and URLs: every sample as it was written, and whatever is wrong by its name."""
+"""clip_benchmark's folders and URLs: every sample as it was written, and every fault by its name."""
 
 import json
 import shutil

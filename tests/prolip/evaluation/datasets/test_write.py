@@ -1,4 +1,4 @@
-"""What `prolip data shards` writes: read by training, and evaluated to the metrics of its source."""
+"""Shards of `prolip data shards`: training reads them, and their metrics equal those of the source."""
 
 import json
 import tarfile

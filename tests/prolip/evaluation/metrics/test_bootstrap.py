@@ -41,7 +41,7 @@ def asked(rows):
 
 
 def recall(labels, right):
-    """By predictions that are of no class where they are wrong."""
+    """Compute recall with predictions that belong to no class if they are wrong."""
     return recall_score(labels, np.where(right, labels, -1), labels=np.unique(labels), average="macro")
 
 

@@ -58,7 +58,7 @@ def test_k_beyond_the_gallery_and_unmatched_queries_are_harmless():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_recalls_beyond_a_gallery_are_left_out_in_both_forms(seed):
-    """Of a gallery of four any model has R@5 = R@10 = 1, and rsum sums such ones up."""
+    """Any model has R@5 = R@10 = 1 on a gallery of four, and rsum would add these ones."""
     generator = random.Random(seed)
     images, texts = (11, 12) if not seed else (generator.randint(1, 12), generator.randint(1, 12))
     scores, relevant = torch.rand(images, texts), torch.rand(images, texts) < 0.5

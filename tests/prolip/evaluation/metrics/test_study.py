@@ -64,7 +64,7 @@ def test_a_classification_is_refused_by_score_image_and_pair(classes, in_blocks)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
     want = refusal.selective_metrics(chosen != labels, uncertainties)
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-7)
-    assert got["refusal/image/aurc"] < got["refusal/image/error"] - 0.03  # the trace tells what is wrong here
+    assert got["refusal/image/aurc"] < got["refusal/image/error"] - 0.03  # the trace predicts the errors here
 
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):

@@ -104,7 +104,7 @@ def test_learning_curves_draw_every_term(tmp_path):
     assert [line.get_label() for line in panels["Mean trace"].lines] == ["image", "text"]
     for axes in panels.values():
         dashes = [str(line._unscaled_dash_pattern) for line in axes.lines]
-        assert len(set(dashes)) == len(dashes), "lines are told apart without their colours"
+        assert len(set(dashes)) == len(dashes), "lines differ without their colours"
     short = runs.RunFolder(tmp_path, train=run.train[:1])
     assert figures.learning_curves(short) is None
 
