@@ -200,7 +200,7 @@ def record(source: Path) -> None:
 
 
 def differences(found: Any, wanted: Any, place: str = "", tolerance: float = 0.0) -> Iterable[str]:
-    """Yield places where two JSON values differ by more than a share of the larger one, or of SMALL if both are less."""
+    """Yield where two JSON values differ by more than a share of the larger one, or of SMALL if both are small."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in sorted(wanted.keys() | found.keys()):
             if key in wanted and key in found:

@@ -174,7 +174,7 @@ def name_of(row: tuple | str) -> str:
 
 
 def one_concept(rows: list) -> bool:
-    """Return whether the first two icons are one concept. Row: set and name, or (set and name, aliases, tags, category)."""
+    """Return whether two icons are one concept. Row: set and name, or (set and name, aliases, tags, category)."""
     icons = []
     for row in rows:
         (named, *more) = (row,) if isinstance(row, str) else row
