@@ -15,6 +15,7 @@ import prolip
 from dev import openclip_table, reference
 from prolip.data.reading.shard_index import build_index
 from prolip.embedder import Embedder
+from prolip.evaluation.suites.datacomp.catalogue import TASKS
 from prolip.models.checkpoint import save_pretrained
 from training.main import parse
 
@@ -104,6 +105,12 @@ def test_python_of_formats_md_reads_shards_with_an_index(tmp_path, capsys):
     names: dict = {}
     exec(code.replace("s3://bucket/index.json", index).replace("s3://bucket/{00000..00009}.tar", shard), names)
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
+
+
+def test_data_sets_md_lists_the_tasks_of_datacomp():
+    page = (ROOT / "docs/reference/data_sets.md").read_text()
+    for task in TASKS:
+        assert f"| {task.name} | `{task.folders[0]}` | {task.size:,}" in page, task.name
 
 
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
