@@ -12,8 +12,8 @@ number of lines. The blocks of a page run in order in one folder that resembles 
     <!-- run: serve -->      starts a server: wait for its address, then stop it (also: serve, slow)
     <!-- run: no, REASON --> not at all; its flags are still checked
 
-`<!-- setup`, commands and `-->` run commands that the page does not show. Weights that must be downloaded are replaced
-by a small CLIP (REPLACED).
+`<!-- setup` (or `<!-- setup slow`), commands and `-->` run commands that the page does not show. A small CLIP replaces
+weights that must be downloaded (REPLACED).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REPLACED = {
 NOT_RUN = {"make", "pip", "git", "sbatch", "srun", "squeue", "scancel", "apt-get", "docker", ".", "source", "export"}
 SHELL = re.compile(r"[|<>;&$*]")
 BLOCK = re.compile(
-    r"^(?:<!-- setup\n(?P<setup>.*?)^-->\n)|"
+    r"^(?:<!-- setup(?P<late> slow)?\n(?P<setup>.*?)^-->\n)|"
     r"^(?:<!-- run: (?P<mark>.*?) -->\n)?^```(?P<kind>bash|python)\n(?P<code>.*?)^```$"
     r"(?:\s*^```text\n(?P<said>.*?)^```$)?",
     re.S | re.M,
@@ -83,7 +83,7 @@ def pages() -> list[Path]:
 def blocks_of(text: str) -> list[Block]:
     """The blocks of a page in order."""
     return [
-        Block("bash", match["setup"])
+        Block("bash", match["setup"], (match["late"] or "").strip())
         if match["setup"] is not None
         else Block(match["kind"], match["code"], match["mark"] or "", match["said"], match.span("said"))
         for match in BLOCK.finditer(text)

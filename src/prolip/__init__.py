@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from prolip.search.index import SearchIndex
 
 __version__ = "0.1.0"
-sys.meta_path.insert(0, Signpost())  # first: a folder left with old bytecode would be found as a package
+sys.meta_path.insert(0, Signpost())  # first: a folder with old bytecode would be found as a package
 
-if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
+if sys.argv[:1] == ["-m"]:  # Python imports this before it runs one of its modules as a program
     from prolip.utils.moved import refuse
 
     refuse()
 
-# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
-# seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
-# and what fetches URLs.
+# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do not need it; torch takes
+# seconds, before which a program needs its signal handlers and output in place; the readers of files import Pillow
+# and libraries for URLs.
 PLACES = {
     "losses": "",
     "measures": "",
@@ -68,5 +68,5 @@ __all__ = sorted(PLACES)
 
 
 def __dir__() -> list[str]:
-    """With what is imported late."""
+    """List the names, with those imported late."""
     return sorted({*globals(), *__all__})

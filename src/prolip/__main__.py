@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 # `python -m` puts the working directory first on the path, and a user's project may have a folder called `training`.
-# Processes that this one starts by multiprocessing take its path over.
+# Processes started by multiprocessing inherit the path.
 if Path.cwd() != Path(__file__).resolve().parents[1]:
     sys.path[:] = [folder for folder in sys.path if folder not in ("", os.getcwd())]
 

@@ -1,4 +1,4 @@
-"""The public centre: `Embedder.load(name)` makes any model one that embeds images and texts as Gaussians.
+"""The main interface: `Embedder.load(name)` loads any model to embed images and texts as Gaussians.
 
 model = prolip.Embedder.load("local-dir:runs/demo/model")
 image, text = model.embed_images(["cat.jpg"]), model.embed_texts(["a cat", "a dog"])
@@ -36,42 +36,42 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-AHEAD = 2  # Batches that threads read ahead of the one that is embedded
+AHEAD = 2  # batches that threads read ahead of the current one
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What results and saved features record of a model."""
+    """The description of a model in results and saved features."""
 
     name: str
     fingerprint: str  # of weights, settings, preprocessing and tokenizer
     precision: str = "fp32"
-    probabilistic: bool = True  # whether its variances mean something
-    logit_scale: float | None = None  # a of the logit a * similarity + b, None where the model has none
+    probabilistic: bool = True  # whether its variances have a meaning
+    logit_scale: float | None = None  # a of the logit a * similarity + b, None without a logit
     logit_bias: float | None = None
-    score: dict[str, Any] = field(default_factory=dict)  # `Score.to_dict` of its method's; empty: csd, of older files
+    score: dict[str, Any] = field(default_factory=dict)  # `Score.to_dict` of its method; empty: csd, in older files
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """Return the score of the model's method, or the one named; ValueError for one that the model cannot have."""
+        """Return the score of the model's method, or the named one; ValueError for one that the model cannot use."""
         own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
         return choose_score(similarity, own, self.probabilistic, self.name)
 
 
 class Embedded(NamedTuple):
-    """Gaussians (N, D), and their novelty in nats (N,) by end of the tower; {} in a model without a reference."""
+    """Gaussians (N, D), and their novelty in nats (N,) by tower end; {} for a model without a reference."""
 
     z: Gaussian
     novelty: dict[str, Tensor]
 
 
 class Embedder:
-    """A loaded model: images and texts in, Gaussians on the CPU out, and the score that ranks them.
+    """A loaded model that embeds images and texts as Gaussians on the CPU, with the score that ranks them.
 
-    network: `encode_image` and `encode_text` give Gaussians, or OpenCLIP's features, which become points. preprocess: a
+    network: `encode_image` and `encode_text` return Gaussians, or OpenCLIP's features, which become points. preprocess:
     Pillow image -> (3, H, W); tokenizer: list of texts -> ids (B, L). score: of the model's method; probabilistic:
-    whether its variances mean something, else log_var = -inf and traces are 0; novelty, text_novelty: functions of what
-    `encode_hidden` gives -> nats (B,) by end of the tower, None in a model without; loaded_from: the `model`,
-    `pretrained` and `tokenizer` given to `load`, {} where it was made otherwise.
+    whether variances have a meaning, else log_var = -inf and traces are 0; novelty, text_novelty: functions of the
+    output of `encode_hidden` -> nats (B,) by tower end, None for a model without novelty; loaded_from: the `model`,
+    `pretrained` and `tokenizer` given to `load`, {} if it was made in another way.
     """
 
     def __init__(  # noqa: PLR0917
@@ -85,11 +85,11 @@ class Embedder:
         self._given = network
         self.device, self.precision = torch.device(device), precision
         if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-            why = "its cosines said nothing of the pairs that its variances were fitted to, and so its"
-            warn_once(f"{name}: {why} similarities, variances and novelty mean nothing")
+            why = "its cosines did not predict the matches of the pairs used for fitting, so its"
+            warn_once(f"{name}: {why} similarities, variances and novelty have no meaning")
         if score.units is not None and score.reader is None:
-            lacks = "has variances from before intervals, ambiguity of images and doubt were fitted"
-            log.info("%s %s. To fit them, run prolip uncertainty", name, lacks)
+            lacks = "has older variances without intervals, ambiguity and adjusted match probabilities"
+            log.info("%s %s. Fit them with prolip uncertainty", name, lacks)
         trained = inner.model if isinstance(inner, FittedCLIP) else inner
         scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
         self.logit_scale = None if scale is None else scale.exp().item()
@@ -111,17 +111,17 @@ class Embedder:
     ) -> Embedder:
         """Load a model by name.
 
-        name: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()`
-        with `pretrained`: a weights file or, for OpenCLIP's models, a tag; "random" for untrained weights, always the
-        same. tokenizer: a folder of tokenizer files or `bpe`, instead of the model's own. device: cpu, cuda, cuda:0 or
-        auto. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). Weights are float32.
+        name: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, our layout or OpenCLIP's; or one of `prolip.list_models()` with
+        `pretrained`: a weights file or, for OpenCLIP's models, a tag; "random" for untrained weights, always the same.
+        tokenizer: a folder of tokenizer files or `bpe`, instead of the model's own. device: cpu, cuda, cuda:0 or auto.
+        precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). Weights are float32.
         """
         from prolip.loading import load_model  # late: it imports OpenCLIP
 
         autocast_dtype(precision)
         place = check_device(device)
         if precision == "amp_fp16" and place.type != "cuda":
-            raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
+            raise ValueError(f"amp_fp16 needs CUDA, but the device is {place}: use amp_bf16 or fp32")
         network, preprocess, tokenize = load_model(name, pretrained, tokenizer)
         network = network.to(place).eval().requires_grad_(False)
         shown = name if not pretrained else f"{name}:{pretrained}"
@@ -131,33 +131,33 @@ class Embedder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 digits that change with weights, settings, preprocessing and tokenizer; "" for a model in training."""
+        """A hash of 32 digits over weights, settings, preprocessing and tokenizer; "" for a model in training."""
         from prolip.loading import model_fingerprint
 
         return model_fingerprint(self._given, self.preprocess, self.tokenizer) if self.loaded_from else ""
 
     @property
     def card(self) -> ModelCard:
-        """What results and saved features record of the model."""
+        """The description of the model for results and saved features."""
         settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
         return ModelCard(self.name, self.fingerprint, *settings)
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """As `ModelCard.scored_by`, without the fingerprint."""
+        """Return the score as `ModelCard.scored_by`, without the fingerprint."""
         return choose_score(similarity, self.score, self.probabilistic, self.name)
 
     @property
     def reader(self) -> FittedReader | None:
-        """The score's reader of ambiguity, doubt and intervals, if it has one."""
+        """The score's reader of ambiguity, intervals and adjusted match probabilities, if it has one."""
         return self.score.reader
 
     @property
     def units(self) -> Units | None:
-        """The unit of the traces: shares and information of images and texts, if the score has one."""
+        """The units of the traces, for shares and information of images and texts, if the score has them."""
         return self.score.units
 
     def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
-        """Embed images as Gaussians (N, D), from what `prolip.open_image` takes; workers: threads that read them."""
+        """Embed images as Gaussians (N, D), from inputs of `prolip.open_image`; workers: threads that read them."""
         return _whole([z for _, z in self.stream(images, open_image, self.encode_image, batch_size, workers)], "image")
 
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
@@ -165,7 +165,7 @@ class Embedder:
         return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
 
     def embed(self, items: Iterable[Any], side: Side, batch_size: int = 64, workers: int | None = None) -> Embedded:
-        """Embed images or texts with their novelty, by one pass."""
+        """Embed images or texts with their novelty in one pass."""
         if side == "image":
             encode = partial(self.encode, side=side)
             parts = [part for _, part in self.stream(items, open_image, encode, batch_size, workers)]
@@ -183,11 +183,11 @@ class Embedder:
         workers: int | None = None,
         lost: Callable[[T, Exception], object] | None = None,
     ) -> Iterator[tuple[list[T], Any]]:
-        """Yield batches of items, in order, with the embeddings of their images: the one loop over images.
+        """Yield batches of items, in order, with the embeddings of their images.
 
-        read: item -> image; it and the preprocessing run in `workers` threads, AHEAD batches early at most. encode:
-        pixels (B, 3, H, W) -> embeddings, such as `encode_image`. lost: called with an item and the error of its image,
-        which is left out; without it the error is raised.
+        read: item -> image; runs with the preprocessing in `workers` threads, at most AHEAD batches early. encode:
+        pixels (B, 3, H, W) -> embeddings, such as `encode_image`. lost: called with an item and its image's error;
+        the item is then skipped; without it the error is raised.
         """
 
         def prepare(item: T) -> tuple[T, Tensor | Exception]:
@@ -210,21 +210,21 @@ class Embedder:
             yield [item for item, _ in batch], encode(torch.stack([pixels for _, pixels in batch]))
 
     def encode_image(self, pixels: Tensor) -> Gaussian:
-        """Pixels (B, 3, H, W) -> Gaussian (B, D): unit means, float32, on the CPU, without a graph."""
+        """Embed pixels (B, 3, H, W) as a Gaussian (B, D): unit means, float32, on the CPU, without a graph."""
         return encode(self.network, "image", self.device, self.precision, pixels)
 
     def encode_text(self, ids: Tensor) -> Gaussian:
-        """Token ids (B, L) -> Gaussian (B, D), as `encode_image`."""
+        """Embed token ids (B, L) as a Gaussian (B, D), as `encode_image`."""
         return encode(self.network, "text", self.device, self.precision, ids)
 
     def encode_hidden(self, batch: Tensor, side: Side = "image") -> Encoded:
-        """Pixels or token ids -> their Gaussian and the statistics of their first tokens, by one pass."""
+        """Return the Gaussian of pixels or token ids and the statistics of their first tokens, in one pass."""
         with evaluating(self.network, self.device, self.precision):
             z, stats = encode_with_stats(self.network, batch.to(self.device, non_blocking=True), side)
         return Encoded(Gaussian(*map(to_cpu, z)), None if stats is None else to_cpu(stats))
 
     def encode(self, batch: Tensor, side: Side) -> Embedded:
-        """Pixels or token ids -> their Gaussian and novelty, by one pass."""
+        """Return the Gaussian and the novelty of pixels or token ids, in one pass."""
         novelty = self.novelty if side == "image" else self.text_novelty
         if novelty is None:
             return Embedded(self.encode_image(batch) if side == "image" else self.encode_text(batch), {})
@@ -232,14 +232,14 @@ class Embedder:
         return Embedded(hidden.z, novelty(hidden))
 
     def __deepcopy__(self, memo: dict) -> Embedder:
-        return self  # copies of what holds an embedder share its weights
+        return self  # copies of an object with an embedder share its weights
 
     def __repr__(self) -> str:
         return f"Embedder({self.name!r}, device={str(self.device)!r}, precision={self.precision!r})"
 
 
 def encode(network: nn.Module, side: Side, device: torch.device | str, precision: str, batch: Tensor) -> Gaussian:
-    """`network.encode_image` or `encode_text` of a batch, under autocast to `precision`; float32 on the CPU."""
+    """Apply `network.encode_image` or `encode_text` to a batch, with autocast to `precision`; float32 on the CPU."""
     with evaluating(network, device, precision):
         z = getattr(network, f"encode_{side}")(batch.to(device, non_blocking=True))
     return Gaussian(*map(to_cpu, z))
@@ -258,13 +258,13 @@ def _whole(parts: Sequence[Gaussian], side: Side) -> Gaussian:
 
 
 def to_cpu(x: Tensor) -> Tensor:
-    """Return a model's output in float32 on the CPU, as an ordinary tensor and not one of inference mode."""
+    """Return a model's output in float32 on the CPU, as an ordinary tensor instead of one of inference mode."""
     return x.float().cpu().clone()
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module, device: torch.device | str, precision: str = "fp32") -> Iterator[None]:
-    """Evaluation mode without gradients under autocast to `precision`; the modes of training return afterwards."""
+    """Evaluate without gradients, with autocast to `precision`; restore the training modes afterwards."""
     dtype, modes = autocast_dtype(precision), [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -276,14 +276,14 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Return the dtype of a precision's autocast, None for none; ValueError for an unknown one."""
+    """Return the autocast dtype of a precision, None for none; ValueError for an unknown one."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
     return PRECISIONS[precision]
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Return a device that this machine has; auto: a GPU if there is one, the local rank's, or else the CPU."""
+    """Return a device of this machine; auto: a GPU if there is one, the local rank's, else the CPU."""
     if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         device = f"cuda:{int(local) % count}"
@@ -298,14 +298,14 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def own_score(network: nn.Module) -> tuple[Score, bool]:
-    """`score_of` a model, and whether its variances mean something, which its method knows: True where it has none."""
+    """Return `score_of` a model, and whether its variances have a meaning by its method; True without a method."""
     config = getattr(network, "config", None)
     method = config.get("method_cfg") if isinstance(config, dict) else None
     return score_of(network), method is None or find_method(method["name"]).probabilistic
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and its kind: only it is trained."""
+    """Return the score named `NAME` or `NAME:setting=1`; `own` for None and its kind, as only it is trained."""
     if similarity is None or similarity == own.name:
         return own
     if not isinstance(similarity, (str, Score)):
@@ -321,10 +321,10 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
         try:
             score = kind()
         except TypeError as error:
-            why = f"{similarity!r} is made of what a model learned for it, and {name} has none"
-            raise ValueError(f"{why}: its own is {own.name!r}") from error
+            why = f"{similarity!r} needs trained parameters, but {name} has none"
+            raise ValueError(f"{why}. Its own score is {own.name!r}") from error
     if not probabilistic and not score.supports_points:
-        why = f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one"
+        why = f"{name} is deterministic, but {score.name!r} needs variances"
         raise ValueError(f"{why}: use csd, mean or wasserstein2 (csd equals the cosine there)")
     return score
 
@@ -332,26 +332,26 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
 def embed_texts(
     encode: Callable[[Tensor], Gaussian], tokenizer: Callable, texts: Iterable[str], batch_size: int = 512
 ) -> Gaussian:
-    """Return texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian."""
+    """Embed texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian."""
     return _whole([encode(tokenizer(group)) for group in groups(texts, batch_size)], "text")
 
 
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:
-    """Tokens of each text without padding, (N,): the padding is the last id that the empty text is encoded to."""
+    """Return the tokens of each text without padding, (N,); the padding is the last id of the encoded empty text."""
     pad = tokenizer([""])[0, -1]
     return torch.cat([lengths_of(tokenizer(group), pad) for group in groups(texts, batch_size)])
 
 
 def lengths_of(ids: Tensor, pad: Tensor) -> Tensor:
-    """Tokens of each row without the run of padding at its end, (N, L) -> (N,)."""
+    """Return the tokens of each row without the padding at its end, (N, L) -> (N,)."""
     padding = (ids == pad).flip(1).int().cumprod(1).sum(1)
     return ids.shape[1] - padding
 
 
 def groups(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one shorter."""
+    """Yield lists of `size` items; the last one may be shorter."""
     if size < 1:
-        raise ValueError(f"batch size {size}: give 1 or more")
+        raise ValueError(f"batch size {size}: give at least 1")
     iterator = iter(items)
     while group := list(islice(iterator, size)):
         yield group

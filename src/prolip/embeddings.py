@@ -1,4 +1,4 @@
-"""Embedded images and texts: matched pairs, to which uncertainty is fitted, and embeddings without known matches."""
+"""Embedded images and texts: matched pairs, to fit uncertainty, and embeddings without known matches."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ from prolip.scores import Side
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import replacing
 
-#: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
+#: Fewest pairs to fit variances; with fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
-#: Weights of pairs, and the scale of a logit, that float32 sums and exponents take.
+#: Weights of pairs, and the scale of a logit, that float32 sums and exponents can represent.
 WEIGHTS, SCALES = (1e-9, 1e9), (1e-3, 1e4)
-BLOCK, NAMED = 4096, 5  # Rows that are checked at once; names in a message
-PARTS = ("", "_of", "_hidden", "_first", "_first_of")  # Fields of `Pairs` that exist for both sides
+BLOCK, NAMED = 4096, 5  # rows checked at once; names in a message
+PARTS = ("", "_of", "_hidden", "_first", "_first_of")  # fields of `Pairs` that exist for both sides
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """P matched pairs of N images and M texts, frozen; a text that several images have is one row, and vice versa."""
+    """P matched pairs of N images and M texts, frozen; a text of several images is one row, and vice versa."""
 
     image: Tensor  # (N, D), unit means, float
     text: Tensor  # (M, D)
     image_of: Tensor  # (P,) int64, the rows of each pair
     text_of: Tensor
     scale: float  # a of the model's logit a * cosine + b
-    weight: Tensor | None = None  # (P,), how often each pair occurs, default 1
+    weight: Tensor | None = None  # (P,), occurrences of each pair, default 1
     text_ids: Tensor | None = None  # (M, L) int64
     image_hidden: Tensor | None = None  # (N, W), inputs of the last projections
     text_hidden: Tensor | None = None
     image_first: Tensor | None = None  # (F, 2 W), `Encoded.token_stats`
     text_first: Tensor | None = None
-    image_first_of: Tensor | None = None  # (F,) int64, their rows, by default all in their order
+    image_first_of: Tensor | None = None  # (F,) int64, their rows, by default all in order
     text_first_of: Tensor | None = None
     empty: Tensor | None = None  # (D,), the mean of the text ""
     changed: Tensor | None = None  # (E, C, D), means of images under E strong changes
     changed_of: Tensor | None = None  # (C,) int64, their rows
     image_keys: Sequence[str] | None = None  # names of the rows for messages, not saved
     text_keys: Sequence[str] | None = None
-    model: str = ""  # fingerprint of the model's means, 16 bytes in hexadecimal, "" where it is unknown
+    model: str = ""  # fingerprint of the model's means, 16 bytes in hexadecimal, "" if unknown
 
     def __post_init__(self) -> None:
         images, texts = (self._check_side(side) for side in get_args(Side))
         if images != texts:
             got = f"{images[0]} rows of images and {texts[0]} rows of texts, of {images[1]} and {texts[1]} dimensions"
-            raise ValueError(f"{got}: give one of each for every pair, embedded by one model")
+            raise ValueError(f"{got}: give one of each per pair, embedded by one model")
         if not SCALES[0] <= self.scale <= SCALES[1]:
             remedy = f"give exp(logit_scale) of the model, from {SCALES[0]:g} to {SCALES[1]:g}"
-            raise ValueError(f"scale={self.scale} is no factor of a logit: {remedy}")
+            raise ValueError(f"scale={self.scale} is not a valid factor of a logit: {remedy}")
         (low, high), w = WEIGHTS, self.weight
         if w is not None and (w.shape != self.image_of.shape or not ((low <= w) & (w <= high)).all()):
-            raise ValueError(f"weight is {tuple(w.shape)}, want numbers from {low:g} to {high:g} for {len(self)} pairs")
-        ids, want = self.text_ids, (len(self.text), torch.int64)
-        if ids is not None and (ids.ndim != 2 or (len(ids), ids.dtype) != want or not ids.shape[1]):
-            raise ValueError(f"text_ids is {ids.dtype} {tuple(ids.shape)}, want (M, L) int64 ids, M = {want[0]} texts")
+            raise ValueError(f"weight is {tuple(w.shape)}, expected {len(self)} numbers from {low:g} to {high:g}")
+        ids, size = self.text_ids, (len(self.text), torch.int64)
+        if ids is not None and (ids.ndim != 2 or (len(ids), ids.dtype) != size or not ids.shape[1]):
+            raise ValueError(f"text_ids is {ids.dtype} {tuple(ids.shape)}, expected ({size[0]}, L) int64 ids of texts")
         if self.empty is not None:
             _check_finite("empty", self.empty.unsqueeze(0))
         if (changed := self.changed) is not None:
             rest = _check_rows("changed_of", self.changed_of, len(self.image)), self.image.shape[1]
             if changed.ndim != 3 or changed.shape[1:] != rest:
-                raise ValueError(f"changed is {tuple(changed.shape)}, want (E, {rest[0]}, {rest[1]})")
+                raise ValueError(f"changed is {tuple(changed.shape)}, expected (E, {rest[0]}, {rest[1]})")
             _check_finite("changed", changed.flatten(0, 1))
 
     def _check_side(self, side: str) -> tuple[int, int]:
-        """Return number of a side's rows in the pairs, and of its dimensions."""
+        """Return the number of a side's rows in the pairs, and of its dimensions."""
         mean, rows, keys = (getattr(self, f"{side}{part}") for part in ("", "_of", "_keys"))
         for name, x in ((side, mean), (f"{side}_of", rows)):
             if not isinstance(x, Tensor):
-                raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
+                raise TypeError(f"{name} is {kind_of(x)}, expected a tensor")
         if mean.ndim != 2 or not mean.is_floating_point() or not len(mean):
-            raise ValueError(f"{side} is {mean.dtype} {tuple(mean.shape)}, want unit means (rows, D), float, rows > 0")
+            raise ValueError(f"{side} is {mean.dtype} {tuple(mean.shape)}, expected unit means (rows, D), float")
         if not _check_rows(f"{side}_of", rows, len(mean)):
-            raise ValueError("no pair: nothing can be fitted")
+            raise ValueError("no pairs to fit. Give at least one")
         _check_finite(side, mean, keys)
         lengths = torch.cat([part.float().norm(dim=1) for part in mean.split(BLOCK)])
         if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
             got = f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}"
-            raise ValueError(f"{got}, want unit means: torch.nn.functional.normalize(x, dim=-1)")
+            raise ValueError(f"{got}, expected unit means: torch.nn.functional.normalize(x, dim=-1)")
         for name in (f"{side}_hidden", f"{side}_first"):
             x, some, count = getattr(self, name), getattr(self, f"{name}_of", None), len(mean)
             if some is not None:
@@ -93,25 +93,25 @@ class Pairs:
             if x is None:
                 continue
             if x.ndim != 2 or len(x) != count or not x.is_floating_point():
-                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, want a row for each of {count} {side}s, float")
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {count} float rows, one per {side}")
             _check_finite(name, x, keys if some is None or keys is None else [keys[row] for row in some])
         return len(rows), mean.shape[1]
 
     @property
     def caution(self) -> str:
-        """Why variances fitted to these pairs are rough or mean nothing; empty where they are sound."""
+        """The reasons why variances fitted to these pairs are rough or have no meaning; empty if they are sound."""
         found = []
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
         if len(self) < SOUND or min(images, texts) < LEAST:
             few = f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough"
-            found = [f"{few}; give {SOUND} pairs or more, of {LEAST} images and texts or more"]
+            found = [f"{few}; give at least {SOUND} pairs of {LEAST} images and texts"]
         if (first := self.own_first).at_chance:
-            found.append(f"{first}, and variances and similarities that are fitted to it mean nothing")
+            found.append(f"{first}, so variances and similarities fitted to it have no meaning")
         return "; ".join(found)
 
     @property
     def own_first(self) -> OwnFirst:
-        """By the cosine, of images and the text that each has most often."""
+        """The number of images that rank first the text that each has most often, by the cosine."""
         rows = (self.likeliest_text >= 0).nonzero().squeeze(1)
         rows = rows[evenly(len(rows))]
         texts, own = self.likeliest_text[rows].unique(return_inverse=True)
@@ -119,7 +119,7 @@ class Pairs:
 
     @classmethod
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
-        """Row i of the images with row i of the texts, (P, D) each."""
+        """Pair row i of the images with row i of the texts, (P, D) each."""
         rows = torch.arange(len(image)), torch.arange(len(text))
         return cls(image=image, text=text, image_of=rows[0], text_of=rows[1], scale=scale, **further)
 
@@ -128,12 +128,12 @@ class Pairs:
 
     @property
     def weights(self) -> Tensor:
-        """How often each pair occurs, (P,) float32."""
+        """Occurrences of each pair, (P,) float32."""
         return torch.ones(len(self)) if self.weight is None else self.weight.float()
 
     @property
     def likeliest_text(self) -> Tensor:
-        """The text that occurs most often with each image, the first of several; -1: it has none. (N,) int64."""
+        """The text that occurs most often with each image, the first of several; -1 without text. (N,) int64."""
         most = torch.zeros(len(self.image)).scatter_reduce(0, self.image_of, self.weights, "amax")
         own = self.weights == most[self.image_of]
         none = torch.full((len(self.image),), -1)
@@ -141,7 +141,7 @@ class Pairs:
 
     @property
     def swapped(self) -> Pairs:
-        """The same with the sides exchanged: functions of texts against images then serve images against texts."""
+        """Return the pairs with sides exchanged: functions of texts against images then serve images against texts."""
         sides = ("image", "text"), ("text", "image")
         parts = {f"{side}{part}": getattr(self, f"{other}{part}") for side, other in sides for part in PARTS}
         return Pairs(**parts, scale=self.scale, weight=self.weight)
@@ -154,17 +154,17 @@ class Pairs:
         return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
 
     def save(self, path: Path) -> None:
-        """Write `tensors` into a safetensors file, whole or not at all."""
+        """Write `tensors` into a safetensors file, completely or not at all."""
         with replacing(path) as temporary:
             save_file(self.tensors(), temporary)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:
-        """Read what `tensors` gave."""
-        wanted = {"image", "text", "image_of", "text_of", "scale"}
+        """Read the output of `tensors`."""
+        needed = {"image", "text", "image_of", "text_of", "scale"}
         known = set(cls.__dataclass_fields__) - {"image_keys", "text_keys"}
-        if not wanted <= tensors.keys() <= known:
-            names = f"{', '.join(sorted(wanted))} and may have {', '.join(sorted(known - wanted))}"
+        if not needed <= tensors.keys() <= known:
+            names = f"{', '.join(sorted(needed))} and may have {', '.join(sorted(known - needed))}"
             raise ValueError(f"pairs have the tensors {names}; got {', '.join(sorted(tensors))}")
         given: dict[str, Any] = {**tensors, "scale": float(tensors["scale"])}
         return cls(**given | {"model": bytes(tensors["model"].tolist()).hex() if "model" in tensors else ""})
@@ -172,15 +172,15 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedEmbeddings:
-    """This rank's share of N images and M texts, embedded by one model; nothing says which texts an image came with."""
+    """This rank's share of N images and M texts, embedded by one model, without the matches between them."""
 
     keys: Sequence[str]  # of the rank's n images
-    image: Gaussian  # (n, D), unit means, float32; log_var is -inf where the model's variances mean nothing
+    image: Gaussian  # (n, D), unit means, float32; log_var is -inf if the model's variances have no meaning
     text: Gaussian  # (m, D)
     text_ids: Tensor  # (m, L) int64
-    image_novelty: dict[str, Tensor]  # depth -> nats (n,), empty where the model has none
+    image_novelty: dict[str, Tensor]  # depth -> nats (n,), empty for a model without novelty
     text_novelty: dict[str, Tensor]
-    image_rows: Tensor | None = None  # (n,) int64 among the N, rising, None where this rank has all
+    image_rows: Tensor | None = None  # (n,) int64 among the N, ascending, None if this rank has all
     text_rows: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -199,22 +199,22 @@ def check_enough(pairs: int) -> None:
     """Raise ValueError for fewer than LEAST pairs."""
     if pairs < LEAST:
         remedy = f"give more data ({SOUND} pairs for more than a rough fit)"
-        raise ValueError(f"{pairs} pairs of an image and a caption: variances are fitted to {LEAST} or more, {remedy}")
+        raise ValueError(f"{pairs} pairs of an image and a caption, but fitting variances needs {LEAST}: {remedy}")
 
 
 def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> None:
-    """Raise ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
+    """Raise ValueError naming the rows (N, W) that are not finite, by their keys if given."""
     lost = torch.cat([~part.isfinite().all(1) for part in x.split(BLOCK)]).nonzero().squeeze(1).tolist()
     if lost:
         named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost], NAMED)
-        remedy = "leave these samples out, or take a model that has not diverged"
-        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): {remedy}")
+        remedy = "remove these samples, or use a model that has not diverged"
+        raise ValueError(f"{name} has NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): {remedy}")
 
 
 def _check_rows(name: str, rows: Tensor | None, count: int) -> int:
-    """Number of rows, (F,) int64 from 0 to below `count`, that a part describes; ValueError for anything else."""
+    """Return the number of rows of a part, (F,) int64 from 0 to below `count`; ValueError for anything else."""
     fits = rows is not None and rows.ndim == 1 and rows.dtype == torch.int64
     if rows is None or not fits or not ((rows >= 0) & (rows < count)).all():
         got = "missing, or without its part" if rows is None else f"{rows.dtype} {tuple(rows.shape)}"
-        raise ValueError(f"{name} is {got}, want (F,) int64 from 0 to below {count}, the rows that the part describes")
+        raise ValueError(f"{name} is {got}, expected (F,) int64 from 0 to below {count}, the rows of the part")
     return len(rows)

@@ -1,4 +1,4 @@
-"""Both towers as graphs for programs without this code: ONNX, which needs the extra `export`, or a PyTorch program."""
+"""Both towers as graphs for programs without this code: ONNX, with the extra `export`, or a PyTorch program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
-FACTS = "prolip.json"  # The extra file of a program of PyTorch with `facts`
+FACTS = "prolip.json"  # extra file with `facts` in a PyTorch program
 BATCHES = (1, 3, 64)
 TOLERANCE = 1e-4
 
@@ -40,17 +40,17 @@ class Encoder(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         if not isinstance(model, nn.Module) or not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
-            raise TypeError(f"the model is {kind_of(model)}: give what prolip.export.load(name) returns")
+            raise TypeError(f"the model is {kind_of(model)}: give the model of prolip.export.load(name)")
         self.model = model
 
     def forward(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         z = getattr(self.model, f"encode_{self.name}")(batch)
         if not isinstance(z, Gaussian):
-            raise TypeError(f"encode_{self.name} returns {kind_of(z)} and no Gaussian: load it by prolip.export.load")
+            raise TypeError(f"encode_{self.name} returns {kind_of(z)}, not a Gaussian. Load it with prolip.export.load")
         return z.mean, z.log_var
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return random images, or random ids that are padded from a random place on."""
+        """Return random images, or random ids that are padded from a random position on."""
         if self.name == "image":
             return torch.randn(rows, 3, *image_sides(towers_of(self.model)), generator=generator)
         length, vocabulary, pad = text_input(self.model)
@@ -72,22 +72,22 @@ class TextEncoder(Encoder):
 
 
 def text_input(model: nn.Module) -> tuple[int, int, int]:
-    """Context length, size of the vocabulary and padding of a model's texts."""
+    """Return context length, vocabulary size and padding of a model's texts."""
     inner = towers_of(model)
-    tower = getattr(inner, "text", inner)  # OpenCLIP's first models have its parts beside the image tower
+    tower = getattr(inner, "text", inner)  # OpenCLIP's first models have the text parts next to the image tower
     vocabulary = max(m.num_embeddings for m in tower.modules() if isinstance(m, nn.Embedding))
     pad = getattr(inner, "pad_token_id", getattr(tower, "pad_id", 0))
     return int(inner.context_length), getattr(inner, "vocab_size", vocabulary), int(pad or 0)
 
 
 def load(model: str, pretrained: str | None = None) -> nn.Module:
-    """Return a model by name as `Embedder.load` takes it; a `PointModel` where its method has no Gaussians."""
+    """Return a model by name as `Embedder.load` does; a `PointModel` if its method has no Gaussians."""
     network = load_model(model, pretrained, None).network.eval()
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 
 
 def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
-    """Return a tower by `torch.export`, for any number of rows; ValueError unless its model is in float32 on a CPU."""
+    """Export a tower by `torch.export`, for any number of rows; ValueError unless its model is in float32 on a CPU."""
     kinds = {(p.dtype, p.device.type) for p in encoder.model.parameters()}
     if kinds != {(torch.float32, "cpu")}:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -96,14 +96,14 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
     try:
         with evaluating(encoder, "cpu"):
             return torch.export.export(encoder, (example,), dynamic_shapes=({0: rows},), strict=False)
-    except Exception as error:  # of a foreign tower that branches on values
+    except Exception as error:  # a foreign tower that branches on values
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        remedy = "store embeddings instead, prolip eval tasks --save-features"
+        remedy = "store embeddings instead with prolip eval tasks --save-features"
         raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower ({why}): {remedy}") from error
 
 
 def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
-    """`write` both encoders into the folder in one step, where its other files stay; name -> file."""
+    """Write both encoders into a folder in one step and keep its other files; return name -> file."""
     names = {encoder: f"{encoder.name}.{format}" for encoder in (ImageEncoder(model), TextEncoder(model))}
     check_output(folder, folder=True, size=sum(p.nbytes for p in model.parameters()))
     with replacing_folder(Path(folder), kept=lambda name: not name.startswith(tuple(names.values()))) as place:
@@ -113,7 +113,7 @@ def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Calla
 
 
 def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
-    """Write image.onnx and text.onnx into a folder, with `facts` as metadata; name -> file."""
+    """Write image.onnx and text.onnx into a folder, with `facts` as metadata; return name -> file."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ImportError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
@@ -133,7 +133,7 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 class PlainAttention(TorchFunctionMode):
-    """While entered, attention is its products and softmax: torch.onnx.export takes a fused one badly apart."""
+    """Mode in which attention is its products and softmax, because torch.onnx.export splits a fused one badly."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention:
@@ -142,10 +142,10 @@ class PlainAttention(TorchFunctionMode):
 
 
 def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
-    """Write image.pt2 and text.pt2, which `torch.export.load` reads without this code; name -> file."""
+    """Write image.pt2 and text.pt2, which `torch.export.load` reads without this code; return name -> file."""
 
     def write(encoder: Encoder, path: Path) -> None:
-        whole = io.BytesIO()  # PyTorch's own writer ends the process where a disk is full
+        whole = io.BytesIO()  # PyTorch's own writer ends the process if a disk is full
         torch.export.save(export_program(encoder), whole, extra_files={FACTS: json.dumps(facts(model))})
         path.write_bytes(whole.getbuffer())
 
@@ -153,7 +153,7 @@ def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 def facts(model: Any) -> dict:
-    """What a caller needs besides the graphs: pixels, context, whether variances count, and the score."""
+    """Return what a caller needs in addition to the graphs: pixels, context, use of variances, and the score."""
     inner = towers_of(model)
     score, probabilistic = own_score(model if isinstance(model, FittedCLIP) else inner)
     length, _, pad = text_input(model)
@@ -176,26 +176,26 @@ def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
             return [torch.from_numpy(out) for out in session.run(OUTPUTS, {name: x.numpy()})]
         except Exception as error:  # onnxruntime's errors have no common class
             why = str(error).strip().splitlines()[0][:200]
-            remedy = "do not use it, and export this model with --format pt2"
-            raise ValueError(f"onnxruntime does not run {file} with {len(x)} rows ({why}): {remedy}") from error
+            remedy = "export this model with --format pt2 instead"
+            raise ValueError(f"onnxruntime cannot run {file} with {len(x)} rows ({why}): {remedy}") from error
 
     return run
 
 
 def largest_differences(model: nn.Module, files: dict[str, Path], batches: Sequence[int] = BATCHES) -> dict[str, float]:
-    """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs."""
+    """Return the largest |file - model| / max(1, |model|) of each tower, both outputs, all batches, random inputs."""
     found, generator = {}, torch.Generator().manual_seed(0)
     for encoder in (ImageEncoder(model), TextEncoder(model)):
         run, worst = runner(files[encoder.name], encoder.name), 0.0
         for rows in batches:
             x = encoder.example(rows, generator)
             with evaluating(encoder, "cpu"):
-                outputs, wanted = run(x), encoder(x)
-            for a, b in zip(outputs, wanted):  # equal infinities, the log_var of points, differ by 0
+                outputs, expected = run(x), encoder(x)
+            for a, b in zip(outputs, expected):  # equal infinities, as the log_var of points, differ by 0
                 gap = torch.where(a == b, 0.0, (a - b).abs() / b.abs().clamp(min=1)).max()
-                worst = float(torch.maximum(torch.tensor(worst), gap))  # NaN stays, too
+                worst = float(torch.maximum(torch.tensor(worst), gap))  # keeps NaN
         found[encoder.name] = worst
     return found
 
 
-WAYS = {"onnx": export_onnx, "pt2": export_pt2}  # Format -> its writer
+WAYS = {"onnx": export_onnx, "pt2": export_pt2}  # format -> its writer

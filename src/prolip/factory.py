@@ -1,4 +1,4 @@
-"""create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
+"""create_model and related functions, with OpenCLIP's signatures: from a name or a schema to a model and transforms."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from prolip.utils.flags import did_you_mean
 AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
 PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
-# Options of OpenCLIP's create_model without a meaning here: the values that ask for nothing, and the remedy for others.
+# Options of OpenCLIP's create_model without a meaning here: the neutral values, and the remedy for others.
 WHOLE = "weights of a whole model are loaded: pretrained=<file>"
 OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
+    "jit": ((False, None), "ProLIP models are not scripted: use torch.compile"),
     "force_custom_text": ((False, True, None), ""),
     "output_dict": ((False, None), "the output is a named tuple"),
     "force_patch_dropout": ((None, 0.0), "patches are dropped with encode_image(x, keep=...)"),
@@ -54,10 +54,10 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     weights_only: bool = True,
     **model_kwargs: Any,
 ) -> ProLIP:
-    """Build a ProLIP model by name, in training mode, with weights where the name or `pretrained` gives them.
+    """Build a ProLIP model by name, in training mode, with weights if the name or `pretrained` has them.
 
     model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
-    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone.
+    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders with only a configuration.
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
@@ -75,12 +75,12 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
         config["text_cfg"]["context_length"] = force_context_length
     for name, (neutral, remedy) in OPENCLIP_ONLY.items():
         if (asked := model_kwargs.pop(name, neutral[0])) not in neutral:
-            raise ValueError(f"{name}={asked!r} is OpenCLIP's alone: leave it out; {remedy}")
+            raise ValueError(f"{name}={asked!r} is only for OpenCLIP. Remove it; {remedy}")
     config = complete(override(config, **model_kwargs))
     check(PreprocessRules, force_preprocess_cfg or {}, "preprocess_cfg")
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and require_pretrained:
-        raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with local-dir:")
+        raise ValueError(f"no weights for {model_name}: give pretrained=<file>, or a name with local-dir:")
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
@@ -90,7 +90,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     try:
         own = method.config(**given.get("config", {}))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
+        raise ValueError(f"method_cfg.config does not match the method {given['name']!r}: {error}") from error
     if method.extend is not None:
         model.extend(partial(method.extend, config=own))
     if weights is not None:
@@ -119,7 +119,7 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     force_preprocess_cfg: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[ProLIP, Any, Any]:
-    """(model, transform for training, transform for evaluation) of Pillow images of any mode; aug_cfg as OpenCLIP's."""
+    """Return (model, transform for training, transform for evaluation) of Pillow images of any mode."""
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
     forced = {**(force_preprocess_cfg or {}), **{key: value for key, value in given.items() if value is not None}}
@@ -128,12 +128,12 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     try:
         train = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg)
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"aug_cfg {shown(aug_cfg)} is none ({error}): give e.g. {{'scale': (0.9, 1.0)}}") from error
+        raise ValueError(f"aug_cfg {shown(aug_cfg)} is invalid ({error}): give e.g. {{'scale': (0.9, 1.0)}}") from error
     return model, flattening(train), flattening(image_transform_v2(cfg, is_train=False))
 
 
 def flattening(transform: Compose) -> Compose:
-    """OpenCLIP's transform after a conversion to RGB, without which transparency would show hidden colours."""
+    """Prepend a conversion to RGB to OpenCLIP's transform, as transparency would else show hidden colours."""
     return Compose([as_rgb, *transform.transforms])
 
 
@@ -146,17 +146,17 @@ def create_model_from_pretrained(
     return_transform: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """(model, transform for evaluation), or the model alone; ValueError where there are no weights to load."""
+    """Return (model, transform for evaluation), or only the model; ValueError without weights to load."""
     kwargs |= {"precision": precision, "device": device, "require_pretrained": True}
     model, _, preprocess = create_model_and_transforms(model_name, pretrained, **kwargs)
     return (model, preprocess) if return_transform else model
 
 
 def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse OpenCLIP's name: it has one vocabulary, and each model of ours its own."""
+    """Refuse OpenCLIP's name, because each of our models has its own vocabulary."""
     raise NotImplementedError("each model has its own tokenizer: prolip.get_tokenizer(<model name>)(texts)")
 
 
 def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
-    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`."""
+    """List OpenCLIP's published weights as OpenCLIP does: (architecture, tag), or `architecture:tag`."""
     return open_clip.list_pretrained(as_str)

@@ -1,4 +1,4 @@
-"""Diagonal Gaussians: what every image and every text is mapped to."""
+"""Diagonal Gaussians, the embeddings of all images and texts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ COMPUTE = (
     " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)"
 )
 COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians, prolip.measures.csd_distance(z, w)"
-ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
-#: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
+ROWS = "a Gaussian has only the indices 0 (mean) and 1 (log_var): take rows with z.select(rows)"
+#: Common first code of OpenCLIP users: features / features.norm(...), and features @ features.T.
 ATTRIBUTES = {
-    "norm": "means have unit length already, leave `z / z.norm()` out",
-    "T": "match images with texts by prolip.measures.pairwise_csd_similarity(image, text)",
+    "norm": "means already have unit length, so remove `z / z.norm()`",
+    "T": "compare images with texts by prolip.measures.pairwise_csd_similarity(image, text)",
 }
 
 
 def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
-    """Class decorator: `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple, so each says what to write."""
+    """Decorate the class: `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple, so each raises an error."""
 
     def refuse(what: str, remedy: str, *of: type) -> Callable[..., Any]:
         def method(self: Any, *others: Any, **_: Any) -> Any:
@@ -40,7 +40,7 @@ def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
             raise TypeError(ROWS)
         if not -2 <= index < 2:
             raise IndexError(f"z[{index}]: {ROWS}")
-        return self.log_var if index % 2 else self.mean  # torch.compile traces this, not tuple's own in every version
+        return self.log_var if index % 2 else self.mean  # torch.compile traces this in every version, unlike tuple's
 
     def missing(self: Any, name: str) -> NoReturn:
         remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
@@ -52,7 +52,7 @@ def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
         methods |= {name: refuse(f"operator {sign}", COMPUTE) for name in names.split()}
     for sign, name in {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}.items():
         methods[name] = refuse(f"operator {sign}", COMPARE, tuple, Tensor)
-    # Or NumPy would stack both tensors, in np.asarray(z) and in array * z.
+    # Otherwise NumPy would stack both tensors, in np.asarray(z) and in array * z.
     methods |= {"array": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "array_ufunc": None}
     for name, method in methods.items():
         setattr(cls, f"__{name}__", method)
@@ -84,26 +84,26 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean.to(*args, **kwargs), self.log_var.to(*args, **kwargs))
 
     def float(self) -> Gaussian:
-        """In float32, or float64 where it is float64 already: the dtype losses and measures run in."""
+        """Return both tensors in float32, or float64 if they are float64: the dtype of losses and measures."""
         return Gaussian(upcast(self.mean), upcast(self.log_var))
 
     def detach(self) -> Gaussian:
-        """Without a graph."""
+        """Return both tensors without a graph."""
         return Gaussian(self.mean.detach(), self.log_var.detach())
 
     def select(self, rows) -> Gaussian:
-        """Index the leading dimensions of both tensors (z[0] and z[1] are taken: they are these tensors)."""
+        """Index the leading dimensions of both tensors (z[0] and z[1] are already these tensors)."""
         return Gaussian(self.mean[rows], self.log_var[rows])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """`count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D)."""
+        """Draw `count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D)."""
         mean, shape = self.mean, (count, *self.mean.shape)
         noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
         return (mean + (0.5 * self.log_var).exp() * noise).to(mean.dtype)
 
 
 def upcast(x: Tensor) -> Tensor:
-    """float64 stays, everything else becomes float32."""
+    """Return float64 unchanged, everything else as float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -117,10 +117,10 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 @contextmanager
 def full_precision(context: AbstractContextManager) -> Iterator[None]:
-    """`context` with torch's float32 matmul precision at "highest", which is afterwards what it was."""
+    """Run `context` with torch's float32 matmul precision "highest", and restore it afterwards."""
     try:
         before, highest, change = torch.get_float32_matmul_precision(), "highest", torch.set_float32_matmul_precision
-    except RuntimeError:  # set by `fp32_precision`, since torch 2.9: then the older interface refuses to answer
+    except RuntimeError:  # after a setting by `fp32_precision`, since torch 2.9, the older interface raises
         backend: Any = torch.backends.cuda.matmul
         before, highest, change = backend.fp32_precision, "ieee", partial(setattr, backend, "fp32_precision")
     if before != highest:
@@ -134,13 +134,13 @@ def full_precision(context: AbstractContextManager) -> Iterator[None]:
 
 
 def check_gaussian(z: Any, name: str = "z") -> None:
-    """TypeError unless `z` is a Gaussian of two float tensors, ValueError unless they fit, (..., D) on one device."""
+    """Raise TypeError unless `z` is a Gaussian of two float tensors, ValueError unless (..., D) on one device."""
     if not isinstance(z, Gaussian):
         remedy = "Gaussian(mean, log_var), or prolip.gaussian.as_points(features) for points without variances"
-        raise TypeError(f"{name} is {kind_of(z)}, want a Gaussian: give what encode_image returns, {remedy}")
+        raise TypeError(f"{name} is {kind_of(z)}, expected a Gaussian: give the output of encode_image, {remedy}")
     for part, x in zip(z._fields, z):
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"{name}.{part} is {kind_of(x)}, want a float tensor: torch.as_tensor({part}).float()")
+            raise TypeError(f"{name}.{part} is {kind_of(x)}, expected a float tensor: torch.as_tensor({part}).float()")
     mean, log_var = z
     if mean.shape != log_var.shape or not mean.ndim:
         shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ, or have no dimension"
@@ -151,7 +151,7 @@ def check_gaussian(z: Any, name: str = "z") -> None:
 
 
 def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
-    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers, but for the -inf of points."""
+    """Apply `check_gaussian`; raise ValueError unless `z` is (N, D) with finite numbers, except -inf of points."""
     check_gaussian(z, name)
     if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
         got = f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'})"
@@ -159,12 +159,12 @@ def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
     bad = ~(z.mean.isfinite() & (z.log_var < torch.inf)).all(1)
     if bool(bad.any()):
         where = f"in {int(bad.sum())} of {len(bad)} rows, first in row {int(bad.nonzero()[0])}"
-        remedy = "drop these inputs, or look for a diverged model"
+        remedy = "remove these inputs, or check if the model diverged"
         raise ValueError(f"{name} has NaN or infinite numbers {where}: {remedy}")
 
 
 def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
-    """Both in one dtype, float32 or float64. TypeError and ValueError unless they have one width D and one device."""
+    """Return both in one dtype, float32 or float64. TypeError and ValueError unless width D and device are equal."""
     for z, name in zip((p, q), names):
         check_gaussian(z, name)
     if p.mean.shape[-1] != q.mean.shape[-1]:
@@ -178,7 +178,7 @@ def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gau
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for an error: its type, with the shape and dtype of an array, or the types in a sequence."""
+    """Describe a value for an error: its type, with shape and dtype of an array, or the types in a sequence."""
     kind = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a {kind} {tuple(value.shape)} {value.dtype}"
@@ -192,18 +192,18 @@ def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
     remedy = "give a number or a tensor of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"{name} is one number, got a tensor of shape {tuple(value.shape)}: {remedy}")
+            raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: {remedy}")
         return value.to(like).reshape(())
     try:
         return like.new_full((), value)
     except TypeError:
-        raise TypeError(f"{name} is one number, got {kind_of(value)}: {remedy}") from None
+        raise TypeError(f"{name} must be one number, got {kind_of(value)}: {remedy}") from None
 
 
 def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
-    """Join along the first dimension. Raises ValueError for none."""
+    """Join along the first dimension. ValueError for no Gaussians."""
     if isinstance(gaussians, (Gaussian, Tensor)) or not isinstance(gaussians, Iterable):
-        raise TypeError(f"gaussians are {kind_of(gaussians)}, want a list of Gaussians: concatenate([z, w])")
+        raise TypeError(f"gaussians are {kind_of(gaussians)}, expected a list of Gaussians: concatenate([z, w])")
     parts = list(gaussians)
     if not parts:
         raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
@@ -216,17 +216,17 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
 
 
 def as_points(features: Tensor | Gaussian) -> Gaussian:
-    """Features (B, D), or the means of Gaussians, as points: unit means in float32, log_var = -inf."""
+    """Return features (B, D), or the means of Gaussians, as points: unit means in float32, log_var = -inf."""
     mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
     return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:
-    """A class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (the variance is not divided by N).
+    """Return a class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (variance not divided by N).
 
-    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the mean to unit
-    length, as the released evaluation does. A weight of 0 drops its prompt and has a finite gradient; weights that are
-    all 0 describe no class: log_var is -inf.
+    z: (..., N, D); weights: (..., N) >= 0 that sum to one, default uniform; normalise: scale the mean to unit length,
+    as in the released evaluation. A weight of 0 drops its prompt and has a finite gradient; weights that are all 0 give
+    no class: log_var is -inf.
     """
     check_gaussian(z)
     z = z.float()
@@ -235,7 +235,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     if weights is None:
         weights = z.mean.new_full(z.mean.shape[:-1], 1 / z.mean.shape[-2])
     elif not isinstance(weights, Tensor) or weights.shape != z.mean.shape[:-1]:
-        got = f"weights, {kind_of(weights)}, do not fit prompts {tuple(z.mean.shape[:-1])}"
+        got = f"weights, {kind_of(weights)}, do not match prompts {tuple(z.mean.shape[:-1])}"
         raise ValueError(f"{got}: give a tensor (..., N)")
     weights = weights.to(z.mean)
     total = weights.sum(-1)
@@ -243,7 +243,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
         raise ValueError("weights are negative or do not sum to one: divide them by weights.sum(-1, keepdim=True)")
     weights = weights.unsqueeze(-1)
     mean = (weights * z.mean).sum(-2)
-    # No log of a weight: its gradient at 0 is infinite. The shift is a constant, it cancels in value and gradient.
+    # No log of a weight: its gradient at 0 is infinite. The shift is a constant that cancels in value and gradient.
     shift = z.log_var.detach().amax(-2, keepdim=True)
     shift = shift.masked_fill(shift.isneginf(), 0.0)  # points, of variance 0, mix to a point
     log_var = (weights * (z.log_var - shift).exp()).sum(-2).log() + shift.squeeze(-2)

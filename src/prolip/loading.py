@@ -1,4 +1,4 @@
-"""Load our models and every OpenCLIP model by name, with preprocessing and tokenizer, and compute fingerprints."""
+"""Loading of our models and every OpenCLIP model by name, with preprocessing and tokenizer, and fingerprints."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from prolip.utils.documents import read_json
 from prolip.utils.moved import late
 
 RANDOM = "random"
-SEED = 0  # Seed of weights that are asked to be random, so that they are the same in every process
-TEXTS = ("a photo of a cat.", "Zürich, 12:30")  # Texts whose tokens are part of a fingerprint
+SEED = 0  # seed of random weights, equal in every process
+TEXTS = ("a photo of a cat.", "Zürich, 12:30")  # texts whose tokens are part of a fingerprint
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
 FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """Return a model on the CPU by its name, as `Embedder.load` takes it."""
+    """Return a model on the CPU by its name, as for `Embedder.load`."""
     ours = is_prolip(model)
     check_weights(model, pretrained, ours)
     pretrained = None if pretrained == RANDOM else pretrained
@@ -63,23 +63,23 @@ def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loa
 
 
 def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """One of OpenCLIP's, in float32; its errors for weights that cannot be had or do not fit become ValueErrors."""
+    """Return an OpenCLIP model in float32; weights that are unavailable or do not match raise ValueError."""
     tokenize = openclip_tokenizer(model, tokenizer)
     foreign = check_openclip_config(model)
     trained = pretrained is not None or parse_model_name(model)[0] is not None
-    # OpenCLIP only warns of weights it has not found, and fetches those of a text tower alone where none are asked for.
+    # OpenCLIP only warns about missing weights, and downloads those of a text tower alone if none are requested.
     options: dict[str, Any] = {"pretrained": pretrained, "require_pretrained": trained, "pretrained_text": False}
     try:
         with torch.random.fork_rng(devices=[]), patch(FOREIGN_CODE, 0) if foreign else nullcontext():
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
-    except Exception as error:  # damaged files raise whatever their values happen to mean
+    except Exception as error:  # damaged files raise any kind of error
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
-        why = f"{error}. Fetch the weights where there is a network and give the file: --pretrained FILE"
+        why = f"{error}. Download the weights on a machine with network access, and give --pretrained FILE"
         if pretrained and Path(pretrained).is_file():
-            try:  # in our words where it cannot be read, in OpenCLIP's where it does not fit
+            try:  # our message if it is unreadable, OpenCLIP's if it does not match
                 read_state_dict(pretrained)
-                why = f"{pretrained} does not fit: {error}"
+                why = f"{pretrained} does not match: {error}"
             except CheckpointError as unreadable:
                 why = str(unreadable)
         raise ValueError(f"OpenCLIP cannot load {what}: {why}") from error
@@ -92,7 +92,7 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
 
 
 def check_openclip_config(model: str) -> bool:
-    """Whether a tower of this configuration is of transformers. ValueError for values of a file that cannot be."""
+    """Return whether this configuration has a tower of transformers. ValueError for invalid values of a file."""
     if parse_model_name(model)[0] is None:
         return False  # OpenCLIP's own
     path = config_file(model)
@@ -107,7 +107,7 @@ def check_openclip_config(model: str) -> bool:
 
 
 def is_prolip(model: str) -> bool:
-    """Return whether a name means one of our models. ValueError for a name that nobody knows."""
+    """Return whether a name is of one of our models. ValueError for an unknown name."""
     if not isinstance(model, str):
         raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
     if parse_model_name(model)[0]:
@@ -119,14 +119,14 @@ def is_prolip(model: str) -> bool:
 
 
 def config_file(model: str) -> Path:
-    """Return the configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
+    """Return the configuration file of a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
     schema, name = parse_model_name(model)
-    names = tuple(reversed(CONFIG_NAMES))  # config.json beside it may be of another library
+    names = tuple(reversed(CONFIG_NAMES))  # config.json next to it may belong to another library
     return find_in(name, names, "configuration") if schema == "local-dir" else hub_file(name, names)
 
 
 def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
-    """ValueError or FileNotFoundError where no weights are named, or none are there."""
+    """Raise ValueError or FileNotFoundError if no weights are named or found."""
     schema, name = parse_model_name(model)
     check_own_weights(model, pretrained)
     if schema and not (pretrained and ours):
@@ -137,11 +137,11 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
     if not pretrained:
         offer = f"one of {', '.join(tags)}" if tags else "a weights file"
         remedy = "local-dir:<run>/model, or --pretrained <weights file>" if ours else f"--pretrained with {offer}"
-        why = f"{model} names an architecture, and no weights are given"
+        why = f"{model} names an architecture, but no weights are given"
         raise ValueError(f"{why}: use {remedy}; --pretrained {RANDOM} evaluates untrained weights")
     published = ours and parse_model_name(pretrained)[0] is not None
     if not ours and Path(pretrained).is_dir():
-        why = why_no_model(Path(pretrained)) or f"{pretrained} is a folder: give the file of weights in it"
+        why = why_no_model(Path(pretrained)) or f"{pretrained} is a folder: give the weights file in it"
         raise FileNotFoundError(f"--pretrained for {model}: {why}")
     known = pretrained == RANDOM or published or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
     if not known and not Path(pretrained).exists():
@@ -150,7 +150,7 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
 
 
 def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
-    """OpenCLIP's tokenizer of a model, or `bpe` or a folder's, of texts that `models.tokenizer.cut` shortened."""
+    """Return OpenCLIP's tokenizer of a model, `bpe` or a folder's, for texts that `models.tokenizer.cut` shortened."""
     schema, name = parse_model_name(model)
     check_openclip_config(model)
     config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))
@@ -163,7 +163,7 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
         return made
     place = local(name if schema == "local-dir" and tokenizer is None else source, model)
     read = read_folder(place, context_length=context, tokenizer_mode=text.get("tokenizer_mode"), **options)
-    return partial(_tokenize_cut, read, context)  # which can be pickled
+    return partial(_tokenize_cut, read, context)  # can be pickled
 
 
 def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list[str]) -> Tensor:
@@ -171,14 +171,14 @@ def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
-    """32 digits of the tensors' bytes, the settings of all modules, decoding, a picture preprocessed and two texts."""
+    """Return 32 digits of the tensors' bytes, all modules' settings, decoding, a preprocessed image and two texts."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"pixels {decoding.VERSION}".encode())
-    # Masks and the like are buffers that are not saved, but built from the configuration.
+    # Masks and similar buffers are not saved but built from the configuration.
     for name, tensor in sorted((dict(network.named_buffers()) | network.state_dict()).items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    # The same weights make another model with other activations, heads or padding.
+    # The same weights with other activations, heads or padding make a different model.
     for name, module in network.named_modules():
         settings = {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
         digest.update(json.dumps([name, type(module).__qualname__, settings], sort_keys=True).encode())
@@ -189,7 +189,7 @@ def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Calla
 
 
 def plain(value: Any) -> Any:
-    """Return a setting as JSON values: numbers and texts themselves, of functions and foreign objects the name."""
+    """Return a setting as JSON values: numbers and texts unchanged, functions and foreign objects by name."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

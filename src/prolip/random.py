@@ -1,7 +1,7 @@
-"""All random numbers of a training step: functions of (seed, stream, step, row, column), drawn where they are used.
+"""Random numbers of a training step: functions of (seed, stream, step, row, column), drawn where they are used.
 
-Each is a counter hashed by splitmix64, so no device waits, and a rank draws its own rows alone. Integers and uniform
-numbers are the same bits on every device and for any number of ranks; normal ones rarely differ, by a last bit.
+Each is a counter hashed by splitmix64, so no device waits, and a rank draws only its own rows. Integers and uniform
+numbers have the same bits on every device and for any number of ranks; normal ones rarely differ, by a last bit.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from enum import IntEnum, unique
 import torch
 from torch import Tensor
 
-#: The increment and the multipliers of splitmix64 (Steele et al. 2014), as signed 64-bit numbers.
+#: Increment and multipliers of splitmix64 (Steele et al. 2014), as signed 64-bit numbers.
 STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB))
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
-#: Versions of the drawn numbers, the present one last. A run keeps that of its first step, also when it is resumed.
+#: Versions of the drawn numbers, the current one last. A resumed run keeps the version of its first step.
 VERSIONS = (1, 2)
 
 
 @unique
 class Stream(IntEnum):
-    """The uses of random numbers in a step; two uses of one number would draw the same ones."""
+    """The uses of random numbers in a step; separate streams keep them independent."""
 
     IMAGE_MASK = 1
     TEXT_MASK = 2
@@ -85,10 +85,10 @@ class Draws:
 
 
 def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: int) -> tuple[Tensor, Tensor]:
-    """Standard normal and standard Gumbel numbers of every pair of a tile: (n, m, normals), (n, m, gumbels), float32.
+    """Draw standard normal and Gumbel numbers of every pair of a tile: (n, m, normals), (n, m, gumbels), float32.
 
-    rows (n,), columns (m,): int64, places of the tile in the matrix: a pair has the same numbers in every tile.
-    Each 64-bit word gives two uniform numbers of 32 bits; Box and Muller make them normal, up to 6.6 sigma.
+    rows (n,), columns (m,): int64, positions of the tile in the matrix: a pair has the same numbers in every tile. Each
+    64-bit word gives two uniform numbers of 32 bits; Box and Muller make them normal, up to 6.6 sigma.
     """
     words = (normals + 1) // 2 + (gumbels + 1) // 2
     counters = torch.arange(1, words + 1, device=rows.device) * STEP
@@ -100,12 +100,12 @@ def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: 
 
 
 def hashed(key: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """64 random bits of every row and column, (n,), (m,) int64 -> (n, m) int64: two rounds of splitmix64."""
+    """Return 64 random bits of every row and column, (n,), (m,) int64 -> (n, m) int64: two rounds of splitmix64."""
     return splitmix(splitmix(rows.unsqueeze(1) * STEP + key) + (columns + 1) * STEP)
 
 
 def splitmix(x: Tensor) -> Tensor:
-    """The output function of splitmix64 on int64, in place: bijective, and any bit of x changes half of the bits."""
+    """Apply the output function of splitmix64 to int64 in place: bijective; any bit of x changes half of the bits."""
     shifted = torch.empty_like(x)
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
         torch.bitwise_right_shift(x, shift, out=shifted)
@@ -116,12 +116,12 @@ def splitmix(x: Tensor) -> Tensor:
 
 
 def above_zero(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return numbers in (0, 1] of int32: (|i| + 1/2) / 2^31, small ones of small i, which float32 holds exactly."""
+    """Map int32 to (0, 1]: (|i| + 1/2) / 2^31, so that small i give small numbers, which float32 holds exactly."""
     return words.to(dtype).abs_().add_(0.5).mul_(2.0**-31)
 
 
 def normal(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers of uniform int32 (..., 2 N): sqrt(-2 log u) of cos and sin 2 pi u'."""
+    """Map uniform int32 (..., 2 N) to standard normal numbers: sqrt(-2 log u) times cos and sin 2 pi u'."""
     first, second = words[..., 0::2], words[..., 1::2]
     radius = above_zero(first, dtype).log_().mul_(-2).sqrt_()
     angle = second.to(dtype).mul_(2 * math.pi * 2.0**-32)

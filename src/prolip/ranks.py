@@ -1,4 +1,4 @@
-"""Rows that ranks share: they reach all ranks a block at a time, over the default process group."""
+"""Rows that ranks exchange in blocks over the default process group."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from prolip.data.captions import stable_hash
 from prolip.losses.autograd import gather, rank_in, world_size
 
-BLOCK = 2**15  # Rows that travel at once
+BLOCK = 2**15  # rows exchanged at once
 
 
 def shares(own: Tensor) -> list[int]:
-    """How many rows each rank has."""
+    """Return the number of rows of each rank."""
     return gather(torch.tensor([len(own)], device=own.device), None).tolist()
 
 
 def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
-    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank."""
+    """Yield every rank's rows of each of these (n, ...), rank by rank, at most BLOCK at a time, on every rank."""
     for source, count in enumerate(shares(own[0])):
         for start in range(0, count, BLOCK):
             end = min(count, start + BLOCK)
@@ -32,7 +32,7 @@ def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
 
 
 def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
-    """All rows of all ranks sorted by place, on every CPU: the places (N,), and each of `own`; twice their bytes."""
+    """Return all rows of all ranks sorted by place, on every CPU: places (N,), and each of `own`; twice their bytes."""
     found = [torch.cat(x) for x in zip(*([x.cpu() for x in block] for block in blocks(place, *own)))]
     if not found:
         return [x[:0].cpu() for x in (place, *own)]
@@ -41,9 +41,9 @@ def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
 
 
 def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Places (n,) of this rank's names among the distinct names of all ranks, and which of them no earlier rank has.
+    """Return the places (n,) of this rank's names among all ranks' distinct names, and which are on no earlier rank.
 
-    They follow the order of 63-bit checksums: no name travels, and every rank holds 16 bytes of each.
+    Places follow the order of 63-bit checksums: no names are exchanged, and every rank holds 16 bytes of each.
     """
     own = torch.tensor([stable_hash(name, bits=63) for name in names], dtype=torch.int64, device=device)
     checksum, rank = everywhere(own, torch.full_like(own, rank_in()))

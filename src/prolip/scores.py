@@ -1,6 +1,6 @@
-"""How a trained model compares its embeddings: scores of all pairs, match probabilities, uncertainty, index vectors.
+"""Scores that compare a model's embeddings: all pairs, match probabilities, uncertainty, index vectors.
 
-A score is one of `prolip.measures`, or a network, with its trained numbers; the model's method decides which.
+A score is a measure of `prolip.measures`, or a network, with its trained numbers; the model's method chooses it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from prolip.measures.pairwise import check_pairwise
 from prolip.uncertainty.doubt import Doubt, Evidence, with_doubt
 from prolip.uncertainty.units import Units
 
-LEAST_SCALE = 1e-3  # the scale that is fitted where cosines say nothing of the pairs
-Side = Literal["image", "text"]  # what a Gaussian is of
+LEAST_SCALE = 1e-3  # scale to fit if cosines do not predict the pairs
+Side = Literal["image", "text"]  # the modality of a Gaussian
 
 
 class Score(nn.Module):
-    """How queries and a gallery compare, larger is nearer; its parameters, if any, were trained for it alone.
+    """A comparison of queries and a gallery, larger is nearer; its parameters, if any, were trained only for it.
 
-    scale, bias: a and b of the logit a * score + b as they enter it; bias None: a softmax confidence and no match
-    probability, both None: neither. A subclass gives `pairwise`, and overrides what differs.
+    scale, bias: a and b of the logit a * score + b; bias None: a softmax confidence, no match probability; both None:
+    neither. A subclass implements `pairwise`, and overrides the rest as needed.
     """
 
-    name: str  # its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`
-    words: ClassVar[str] = ""  # what it ranks by, in words; "": its name
+    name: str  # its name in config.json and for --similarity; with settings, `NAME:setting=1`
+    words: ClassVar[str] = ""  # description for a person; "": its name
     choices: ClassVar[tuple[str, ...]] = ()  # settings that a user may choose
-    #: How many of each query's nearest by its `coarse` are scored by its `paired` and rank first; 0: all are.
+    #: Number of each query's nearest by `coarse` that `paired` scores and ranks first; 0: all.
     shortlist: int = 0
-    symmetric: ClassVar[bool] = True  # whether queries and gallery may change places
-    sampled: ClassVar[bool] = False  # whether it draws samples, so that it is an estimate
-    reader: Any = None  # the model's `prolip.uncertainty.readings.FittedReader`, where `prolip.score_of` found one
-    supports_points: ClassVar[bool] = False  # whether it is defined for points, Gaussians without variance
+    symmetric: ClassVar[bool] = True  # whether queries and gallery are exchangeable
+    sampled: ClassVar[bool] = False  # whether it draws samples and so is an estimate
+    reader: Any = None  # the model's `prolip.uncertainty.readings.FittedReader`, if `prolip.score_of` found one
+    supports_points: ClassVar[bool] = False  # whether it is defined for points, without variance
 
     def __init__(self, scale: float | None = None, bias: float | None = None):
         super().__init__()
@@ -49,41 +49,42 @@ class Score(nn.Module):
 
     @classmethod
     def of(cls, model: Any) -> Score:
-        """Return the score of a trained model, with its scale and bias where it has them."""
+        """Return the score of a trained model, with its scale and bias if it has them."""
         scale, bias = (getattr(model, part, None) for part in ("logit_scale", "logit_bias"))
         return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G); images first where it is not symmetric."""
+        """Compute all scores in a bounded workspace, (Q, D), (G, D) -> (Q, G); images first if it is not symmetric."""
         raise NotImplementedError
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor | None:
-        """Uncertainty of each pair of rows, (N, D), (N, D) -> (N,); None: only that of either input is known."""
+        """Compute the uncertainty of each pair of rows, (N, D), (N, D) -> (N,); None: only each input's is known."""
         return None
 
     def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
+        """Apply `pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
         return self.pairwise(queries, gallery)
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors | None:
-        """Return one side in factors, or None; with factors an inner product computes the score exactly."""
+        """Return one side in factors, whose inner product is exactly the score; None if it does not factor."""
         return None
 
     def scaled(self, scores: Tensor) -> Tensor | None:
-        """a * score, the logits of a softmax over the gallery; None without a trained scale: the score only ranks."""
+        """Compute a * score, the logits of a softmax over the gallery; None without a trained scale."""
         return None if self.scale is None else self.scale * scores
 
     def logit(self, scores: Tensor) -> Tensor | None:
-        """a * score + b, the log odds that pairs match; None where no bias was trained."""
+        """Compute a * score + b, the log odds of matches; None without a trained bias."""
         scaled = self.scaled(scores)
         return None if scaled is None or self.bias is None else scaled + self.bias
 
     def match_probability(
         self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0
     ) -> Tensor | None:
-        """(1 - doubt) sigmoid(logit) + doubt share of scores of any shape; None where no bias was trained.
+        """Compute (1 - d) sigmoid(logit) + d share of scores of any shape; None without a trained bias.
 
-        doubt: of the images (`doubts`); share: of all images that each text fits (`Units.share`); both broadcast.
+        The second argument, d: the share of each image's probability that is not the model's; share: of all images,
+        that each text matches (`Units.share`); both broadcast.
         """
         logit = self.logit(scores)
         if logit is None or doubt is None:
@@ -91,13 +92,13 @@ class Score(nn.Module):
         return with_doubt(torch.sigmoid(logit), doubt, share).clamp(max=1)  # rounding may give 1 + 1e-7
 
     def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
-        """Return the doubt of images, (N,), from their evidence and that of a gallery alike; None without a fit."""
+        """Return d of images, (N,), from their evidence and that of a gallery; None without a fit."""
         return None
 
     def probability(self, images: Gaussian, texts: Gaussian, gallery: Gaussian | None = None) -> Tensor | None:
-        """How probably each text is true of each image, (N, D), (T, D) -> (N, T); None without a trained bias.
+        """Compute the match probability of each text and image, (N, D), (T, D) -> (N, T); None without a trained bias.
 
-        gallery: eight or more images of the same kind, which make the doubt of unfamiliar ones more accurate.
+        gallery: at least eight images of the same kind, which improve the probabilities of unfamiliar ones.
         """
         doubt, share = None, torch.zeros(())
         if self.reader is not None and self.units is not None:
@@ -107,39 +108,39 @@ class Score(nn.Module):
         return self.match_probability(scores, None if doubt is None else doubt.unsqueeze(1), share)
 
     def uncertainty(self, z: Gaussian) -> Tensor:
-        """Uncertainty of each input, (N, D) -> (N,): its trace."""
+        """Return the uncertainty of each input, (N, D) -> (N,): its trace."""
         return z.trace
 
     @property
     def in_words(self) -> str:
-        """What it ranks by, in words."""
+        """A short description of the score."""
         return self.words or self.name
 
     @property
     def units(self) -> Units | None:
-        """The units of its uncertainty; None where this only orders inputs."""
+        """The units of its uncertainty; None if it only orders inputs."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """JSON values of the arguments of an equal score, without its parameters."""
+        """Return the JSON values of an equal score's arguments, without its parameters."""
         return {"scale": self.scale, "bias": self.bias}
 
     def with_settings(self, words: str) -> Score:
-        """An equal score with other `choices`, such as `shortlist=100` (with a comma between several), in its name."""
+        """Return an equal score with other `choices` in its name, such as `shortlist=100` (separated by commas)."""
         values = self.to_dict()
         for word in words.split(","):
             key, _, value = word.partition("=")
             if key not in self.choices or not value.isdecimal():
                 known = " or ".join(f"{self.name}:{choice}=NUMBER" for choice in self.choices)
-                remedy = f"give {known}" if known else "it has none to choose"
-                raise ValueError(f"{word!r} is no setting of the score {self.name!r}: {remedy}")
+                remedy = f"give {known}" if known else "it has no settings"
+                raise ValueError(f"{word!r} is not a setting of the score {self.name!r}: {remedy}")
             values[key] = int(value)
         score = self.from_dict(values)
         score.name = f"{self.name}:{words}"
         return score
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values for `from_dict`, which stored features keep; state: trained tensors, float32 in base 64."""
+        """Return JSON values for `from_dict`, stored with features; state: trained tensors, float32 in base 64."""
         trained = {}
         for name, x in self.state_dict().items():
             numbers = base64.b64encode(x.float().cpu().numpy().tobytes()).decode()
@@ -148,7 +149,7 @@ class Score(nn.Module):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Score:
-        """Read what `to_dict` wrote."""
+        """Read the values of `to_dict`."""
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
         state = {}
@@ -160,7 +161,7 @@ class Score(nn.Module):
 
 
 class MeasureScore(Score):
-    """One of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
+    """A measure of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
 
     measure: ClassVar[Measure]
 
@@ -179,7 +180,7 @@ class CSDScore(MeasureScore):
 
 
 class MeanScore(MeasureScore):
-    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
+    """Cosine of the means, which ignores the variances, as in SigLIP and CLIP."""
 
     name, supports_points, words = "mean", True, "cosine of the means"
     measure = get_measure("mean_cosine")
@@ -195,19 +196,19 @@ class WassersteinScore(MeasureScore):
     measure = get_measure("wasserstein2")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
-        """Those of `losses.wasserstein2_factors`, which are of half of it: sqrt(2) [mean, sigma], -|mean|^2 - trace."""
+        """Return twice `losses.wasserstein2_factors` of half the distance: sqrt(2) [mean, sigma], -|mean|^2 - trace."""
         vector, offset = wasserstein2_factors(z)
         return Factors(2**0.5 * vector, 2 * offset)
 
 
 class TrueMatchScore(Score):
-    """mean.mean' + w trace of the text: the logit, without scale and bias, that a text is true of an image.
+    """mean.mean' + w trace of the text: the logit, without scale and bias, that a text matches an image.
 
-    A text that is true of n images gives each of them about 1/n of p(image | text): with a trace of (2/a) log n the
-    logit of being true is a mean.mean' + (a/2) trace + terms of the text. unit, images, texts: as in `Units`, or 0.
+    A text that matches n images gives each of them about 1/n of p(image | text): with a trace of (2/a) log n the match
+    logit is a mean.mean' + (a/2) trace + terms of the text. unit, images, texts: as in `Units`, or 0.
     """
 
-    name, symmetric, words = "true_match", False, "how likely the text is true of the image"
+    name, symmetric, words = "true_match", False, "likelihood that the text matches the image"
 
     def __init__(  # noqa: PLR0913, PLR0917 (what was trained)
         self, trace_weight: float, unit: float, images: int, texts: int, scale=None, bias=None, doubt: Any = None
@@ -256,7 +257,7 @@ class MatchProbabilityScore(Score):
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
 
     def scaled(self, scores: Tensor) -> None:
-        """Return none: the scores already contain scale and bias."""
+        """Return None, because the scores already contain scale and bias."""
 
     def match_probability(self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0) -> Tensor:
         return scores
@@ -265,12 +266,12 @@ class MatchProbabilityScore(Score):
         return super().settings() | {"samples": self.samples, "seed": self.seed}
 
 
-Similarity = str | Score | None  # a score by its name, or itself; None: that of the model's method
+Similarity = str | Score | None  # a score or its name; None: the score of the model's method
 
 
 @cache
 def measure_score(name: str) -> type[MeasureScore]:
-    """The score of a measure by its name: it ranks, and has no logit. ValueError with similar names if unknown."""
+    """Return the score of a measure by name: it ranks, without a logit. ValueError with similar names if unknown."""
     measure = get_measure(name)
     asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
     members = {"name": name, "measure": measure, "symmetric": not asymmetric, "__doc__": f"-{name}"}
@@ -284,7 +285,7 @@ SCORES: dict[str, type[Score]] = {
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Items of the `count` largest scores of each row, equal ones by rising item: (b, G) -> (b, count or G)."""
+    """Return the items of the `count` largest scores of each row, ties by rising item: (b, G) -> (b, count or G)."""
     values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
     near = near[:, :count].sort(dim=1).values
     near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))
@@ -295,7 +296,7 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def index_vectors(score: Score, z: Gaussian, gallery: bool, distance=False, side: Side = "image") -> Tensor | None:
-    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does, or None.
+    """Return vectors (N, P + 1) whose inner product (`distance`: L2 distance) ranks a gallery as the score, or None.
 
     Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`.
     """
@@ -308,7 +309,7 @@ def index_vectors(score: Score, z: Gaussian, gallery: bool, distance=False, side
 
 
 def distance_vectors(items: Factors, constant: float | None = None) -> Tensor:
-    """[v, sqrt(c - |v|^2 - 2 b)] of a gallery's factors, (N, P + 1): the nearest to a query [u, 0] scores highest.
+    """Return [v, sqrt(c - |v|^2 - 2 b)] of a gallery's factors, (N, P + 1): the nearest to [u, 0] scores highest.
 
     |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). constant: c, at least `least_constant` of the whole gallery;
     None: that of these items. ValueError for a smaller one.
@@ -317,10 +318,10 @@ def distance_vectors(items: Factors, constant: float | None = None) -> Tensor:
     room = (lengths.amax() if constant is None else constant) - lengths
     if bool((room < 0).any()):
         least = f"constant {constant} is below {float(lengths.max())}"
-        raise ValueError(f"{least}: rebuild all vectors with a larger one")
+        raise ValueError(f"{least}. Rebuild all vectors with a larger one")
     return torch.cat([items.vector, room.sqrt().unsqueeze(-1)], -1)
 
 
 def least_constant(items: Factors) -> float:
-    """The least c of `distance_vectors`, the largest |v|^2 + 2 b of the gallery; of csd and unit means 1 - trace."""
+    """Return the least c of `distance_vectors`: the gallery's largest |v|^2 + 2 b; for csd and unit means 1 - trace."""
     return float((items.vector.square().sum(-1) + 2 * items.offset).max())

@@ -127,7 +127,7 @@ def test_every_recipe_of_the_paper_can_be_submitted(start, monkeypatch, recipe):
     [
         (["--name", "x"], {}, "set NAME and RUNS"),
         (["--resume=latest"], {}, "--resume is set by the script"),
-        ([], {"PYTHON": "no/python"}, "there is no no/python"),
+        ([], {"PYTHON": "no/python"}, "no no/python"),
         ([], {"MISSING": "2"}, "the run was not started"),
     ],
 )
@@ -170,7 +170,7 @@ TINY = ["--model", "ProLIP-ViT-test", "--workers", "0"]
     [
         (["--train-data", "http://127.0.0.1:9/{0..9}.tar"], "cannot be read from this node"),
         (["--train-data", "data/emoji/noto.tar", "--global-batch-size", "33"], "batch 33 is not divisible by 2 ranks"),
-        ([], "give --train-data"),
+        ([], "Give --train-data"),
     ],
 )
 def test_the_check_names_what_is_missing_in_one_line(preflight, words, wanted):
@@ -307,7 +307,7 @@ def test_each_task_of_an_array_evaluates_one_run(start, runs):
 
 def test_a_run_that_has_not_ended_is_refused_and_the_others_are_evaluated(start, runs):
     status, words, _, output = start("eval.sbatch", "runs/c", "runs/b")
-    assert status == 2 and "got 'runs/c', wanted" in output and evaluations(words) == ["local-dir:runs/b/model"]
+    assert status == 2 and "got 'runs/c': give" in output and evaluations(words) == ["local-dir:runs/b/model"]
     assert start("eval.sbatch")[0] == 2 and start("eval.sbatch", "runs/a", "--all-names")[0] == 2
 
 

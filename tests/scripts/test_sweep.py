@@ -60,7 +60,7 @@ def test_a_sweep_trains_each_run_once_reports_what_failed_and_prints_a_row_per_v
     path = write_sweep(tmp_path, {"wrong": "--lr -1", "prolip": ""}, [0])
     words = (path, "--output", tmp_path / "runs")
     error, _ = call(*words)
-    assert "wrong-s0 ended with 2" in error and "--lr -1.0: give a finite number above 0" in error
+    assert "wrong-s0 failed with exit code 2" in error and "--lr -1.0: give a finite number above 0" in error
     file = tmp_path / "runs/prolip-s0/eval.json"
     figures, written = json.loads(file.read_text()), file.stat().st_mtime_ns
     table = call(*words, "--only", "prolip")[1]
@@ -94,7 +94,7 @@ def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_th
         runner.made_of(sweep | {"recipe": "nowhere.yaml"}, "a")
 
 
-REFUSED = [({"seeds": [0, 0]}, "each once"), ({"variants": {"a/b": ""}}, "names of letters")]
+REFUSED = [({"seeds": [0, 0]}, "different integers"), ({"variants": {"a/b": ""}}, "names of letters")]
 REFUSED += [({"variants": {"..": ""}}, "names of letters"), ({"flags": '--name "x'}, "quotation mark")]
 
 

@@ -27,7 +27,7 @@ BATCH_SIZES, LEAST_BATCHES = (64, 32, 16, 8), 3
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """Settings of the data and its reading; named as in OpenCLIP where OpenCLIP has the flag."""
+    """The data and how to read it, with OpenCLIP's names where it has the flag."""
 
     train_data: str | None = option(
         None,

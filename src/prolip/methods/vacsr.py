@@ -312,5 +312,5 @@ def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
     return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
 
 
-OF_PAIRS = "Every image and text is a point. Training learns the uncertainty of each pair's similarity instead."
+OF_PAIRS = "Every image and text is a point. Training learns the uncertainty of the similarity of each pair instead."
 METHODS = {"vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, False, extend, variances=OF_PAIRS)}

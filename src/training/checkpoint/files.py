@@ -45,7 +45,7 @@ REMEDY = "give a file of <run>/checkpoints, or --pretrained for weights to start
 
 
 class Storage:
-    """Files in one folder, each complete or absent. beside: folder for downloads if temporary folders are in memory."""
+    """Files in one folder, each complete or absent. Downloads use the second folder if /tmp is in memory."""
 
     def __init__(self, url: str, beside: Path = Path()):
         self.filesystem, self.root = url_to_fs(check_address(url))

@@ -58,35 +58,35 @@ def test_the_likeliest_text_is_the_first_of_the_heaviest():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image": points(5) * 2}, "want unit means"),
+        ({"image": points(5) * 2}, "expected unit means"),
         ({"image": points(5, dim=6)}, "of 6 and 4 dimensions"),
         ({"image_of": torch.tensor([0, 1])}, "2 rows of images and 3 rows of texts"),
-        ({"image_of": torch.tensor([0, 1, 5])}, "image_of is .*, want .F,. int64 from 0 to below 5"),
-        ({"text_of": torch.tensor([0.0, 1, 2])}, "want .F,. int64 from 0 to below"),
+        ({"image_of": torch.tensor([0, 1, 5])}, "image_of is .*, expected .F,. int64 from 0 to below 5"),
+        ({"text_of": torch.tensor([0.0, 1, 2])}, "expected .F,. int64 from 0 to below"),
         ({"image_of": torch.empty(0, dtype=torch.int64)}, "no pair"),
-        ({"scale": -1.0}, "scale=-1.0 is no factor"),
-        ({"text_hidden": torch.zeros(2, 7)}, "want a row for each of 3 texts"),
-        ({"image_first": torch.zeros(5)}, "image_first is .*want a row for each of 5 images"),
-        ({"text": points(3)[0]}, "want unit means"),
-        ({"text_first": torch.zeros(2, 4)}, "text_first is .*want a row for each of 3 texts"),
-        ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "want a row for each of 1 texts"),
+        ({"scale": -1.0}, "scale=-1.0 is not a valid factor"),
+        ({"text_hidden": torch.zeros(2, 7)}, "expected 3 float rows, one per text"),
+        ({"image_first": torch.zeros(5)}, "image_first is .*expected 5 float rows, one per image"),
+        ({"text": points(3)[0]}, "expected unit means"),
+        ({"text_first": torch.zeros(2, 4)}, "text_first is .*expected 3 float rows, one per text"),
+        ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "expected 1 float rows, one per text"),
         ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"int64 from 0 to below 3"),
         (
             {"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])},
-            r"want \(F,\) int64 from 0 to below 5",
+            r"expected \(F,\) int64 from 0 to below 5",
         ),
         ({"image_first_of": torch.tensor([1])}, "image_first_of is .*without its part"),
-        ({"scale": 1e30}, r"scale=1e\+30 is no factor"),
-        ({"scale": float("nan")}, "scale=nan is no factor"),
-        ({"weight": torch.tensor([1.0, torch.inf, 1.0])}, "want numbers from 1e-09 to 1e\\+09"),
-        ({"weight": torch.tensor([1.0, torch.nan, 1.0])}, "want numbers from"),
-        ({"weight": torch.tensor([1e38, 1e38, 1.0])}, "want numbers from"),
-        ({"weight": torch.tensor([0.0, 1.0, 1.0])}, "want numbers from"),
-        ({"weight": torch.ones(2)}, "want numbers from .* for 3 pairs"),
-        ({"text_ids": torch.zeros(3, 4)}, r"text_ids is torch.float32 \(3, 4\), want \(M, L\) int64"),
-        ({"text_ids": torch.zeros(3, 0, dtype=torch.int64)}, r"want \(M, L\) int64"),
-        ({"text_first": torch.zeros(3, 4, dtype=torch.int64)}, "want a row for each of 3 texts, float"),
-        ({"empty": torch.full((4,), torch.nan)}, "empty holds NaN"),
+        ({"scale": 1e30}, r"scale=1e\+30 is not a valid factor"),
+        ({"scale": float("nan")}, "scale=nan is not a valid factor"),
+        ({"weight": torch.tensor([1.0, torch.inf, 1.0])}, "expected .* numbers from 1e-09 to 1e\\+09"),
+        ({"weight": torch.tensor([1.0, torch.nan, 1.0])}, "numbers from"),
+        ({"weight": torch.tensor([1e38, 1e38, 1.0])}, "numbers from"),
+        ({"weight": torch.tensor([0.0, 1.0, 1.0])}, "numbers from"),
+        ({"weight": torch.ones(2)}, "expected 3 numbers from"),
+        ({"text_ids": torch.zeros(3, 4)}, r"text_ids is torch.float32 \(3, 4\), expected \(3, L\) int64"),
+        ({"text_ids": torch.zeros(3, 0, dtype=torch.int64)}, r"expected \(3, L\) int64"),
+        ({"text_first": torch.zeros(3, 4, dtype=torch.int64)}, "expected 3 float rows, one per text"),
+        ({"empty": torch.full((4,), torch.nan)}, "empty has NaN"),
     ],
 )
 def test_what_is_no_pairs_says_what_to_give(changes, words):
@@ -104,7 +104,7 @@ def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part
     given[part][places, 2] = lost
     keys = {f"{side}_keys": [f"{side} {row}" for row in range(rows)] for side in ("image", "text")}
     named = ", ".join(f"'{part.partition('_')[0]} {row}'" for row in places[:5])
-    with pytest.raises(ValueError, match=f"{part} holds NaN .* in 6 of {rows} rows .{named} and 1 more"):
+    with pytest.raises(ValueError, match=f"{part} has NaN .* in 6 of {rows} rows .{named} and 1 more"):
         Pairs.in_rows(given.pop("image"), given.pop("text"), 10.0, **given, **keys)
 
 

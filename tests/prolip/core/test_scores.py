@@ -40,7 +40,7 @@ def test_scores_refuse_what_are_no_gaussians_of_one_width(name, pair):
     p, q = pair
     score = TrueMatchScore(0.5, 0.0, 10, 10) if name == "true_match" else find_score(name)()
     for bad in (Gaussian(q.mean, q.log_var[:, :5]), Gaussian(q.mean[:5], q.log_var), gaussians(9, 1, dim=5), q.mean):
-        with pytest.raises((ValueError, TypeError), match="differ|want a Gaussian"):
+        with pytest.raises((ValueError, TypeError), match="differ|expected a Gaussian"):
             score.pairwise(p, bad)
 
 

@@ -108,12 +108,12 @@ def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
 @pytest.mark.parametrize(
     "model, pretrained, error, message",
     [
-        ("ProLIP-ViT-test", None, ValueError, "an architecture, and no weights are given: use local-dir:<run>/model"),
+        ("ProLIP-ViT-test", None, ValueError, "an architecture, but no weights are given: use local-dir:<run>/model"),
         ("ViT-B-32", None, ValueError, "--pretrained with one of openai, laion400m_e31.*--pretrained random"),
         ("ViT-B-32", "laion3b", FileNotFoundError, "'laion3b' are neither a file nor a tag; tags of ViT-B-32: openai"),
         ("ViT-B32", "openai", ValueError, "unknown model 'ViT-B32': did you mean .*ViT-B-32"),
         ("ProLIP-ViT-tst", None, ValueError, "did you mean ProLIP-ViT-test"),
-        ("local-dir:/nowhere/model", None, FileNotFoundError, "/nowhere/model is no folder"),
+        ("local-dir:/nowhere/model", None, FileNotFoundError, "/nowhere/model does not exist"),
         ("ViT-B-16-SigLIP", "random", FileNotFoundError, "not on this machine.*hf download .*--tokenizer <folder>"),
     ],
 )

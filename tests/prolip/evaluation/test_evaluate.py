@@ -170,7 +170,7 @@ def test_a_deterministic_model_is_scored_by_its_points_alone(theirs, sets):
     features = compute_features(open_wds(sets["single"]), theirs)
     figures = [evaluate_dataset(features.dataset, features, s).metrics for s in ("csd", "mean", "wasserstein2")]
     assert figures[0] == figures[1] == figures[2]
-    with pytest.raises(ValueError, match="deterministic, its embeddings have no variance, and 'kl' needs one: use csd"):
+    with pytest.raises(ValueError, match="deterministic, but 'kl' needs variances: use csd"):
         evaluate_dataset(open_wds(sets["single"]), theirs, "kl")
     with pytest.raises(ValueError, match="unknown"):
         evaluate_dataset(open_wds(sets["single"]), theirs, "nearness")

@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk)
 def test_what_is_no_model_is_refused_in_words(tmp_path):
     for bad in ("x", torch.nn.Linear, torch.nn.Linear(1, 1), None):
         for write in (export_onnx, export.export_pt2, ImageEncoder):
-            with pytest.raises(TypeError, match=r"the model is a .*: give what prolip.export.load"):
+            with pytest.raises(TypeError, match=r"the model is a .*: give the model of prolip.export.load"):
                 write(bad, *([] if write is ImageEncoder else [tmp_path / "out"]))
     with pytest.raises(TypeError, match="the model is a int: give a name"):
         export.load(5)

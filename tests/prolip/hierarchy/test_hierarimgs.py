@@ -127,7 +127,7 @@ def test_what_is_built_is_read_ends_in_the_original_and_replaces_a_former_build_
     assert build(coco / "instances.json", coco / "val2017", out, least=49) == 2
     assert build(coco / "instances.json", coco / "val2017", out, least=50) == 1
     assert len(read_levels(out)) == 1
-    with pytest.raises(ValueError, match="val2017 has no hierarimgs.json, and '0000"):
+    with pytest.raises(ValueError, match="val2017 has no hierarimgs.json, so '0000"):
         build(coco / "instances.json", coco / "val2017", coco / "val2017", least=50)
     assert len(list((coco / "val2017").iterdir())) == 4
 

@@ -166,7 +166,7 @@ def test_ppcl_refuses_what_does_not_fit():
         (ValueError, r"ppcl got .*give \(B, D\)", gaussian(4, 4, 1), {}),
         (ValueError, "differ in their last dimension D", gaussian(3, 5, 1), {}),
         (ValueError, "block is -1: give 1 or more", z, {"block": -1}),
-        (ValueError, r"scale is one number, got a tensor of shape \(2,\)", z, {"scale": torch.ones(2)}),
+        (ValueError, r"scale must be one number, got a tensor of shape \(2,\)", z, {"scale": torch.ones(2)}),
         (ValueError, r"labels got .*give \(3, K\)", z, {"labels": Matches(whole[:2], floats.long())}),
         (TypeError, r"prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": Matches(whole, floats)}),
         (TypeError, r"prolip.losses.Matches\(image, text\) with ids in torch", z, {"labels": torch.eye(3)}),

@@ -291,7 +291,7 @@ def test_settings_of_a_score_are_asked_for_by_name():
     for words in ("vacsr:shortlist=-1", "vacsr:dim=3", "vacsr:shortlist", "vacsr:"):
         with pytest.raises(ValueError, match="give vacsr:shortlist=NUMBER"):
             choose_score(words, own, False, "m")
-    with pytest.raises(ValueError, match="'csd': it has none to choose"):
+    with pytest.raises(ValueError, match="'csd': it has no settings"):
         choose_score("csd:shortlist=3", own, False, "m")
     assert choose_score("match_probability:samples=3", own, True, "m").samples == 3
 

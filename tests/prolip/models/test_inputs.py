@@ -204,7 +204,7 @@ def test_a_scale_that_is_no_number_is_refused_by_its_name(value, place):
     z = gaussian(0)
     for function in (ppcl, measures.match_probability, measures.pairwise_log_match_probability):
         call = {"scale": 2.0, "bias": 1.0} | {place: value}
-        with pytest.raises((TypeError, ValueError), match=f"^{place} is one number, got .*: give a number"):
+        with pytest.raises((TypeError, ValueError), match=f"^{place} must be one number, got .*: give a number"):
             function(z, z, **call)
 
 

@@ -1,4 +1,4 @@
-"""A run whose method trains means alone is points everywhere: ranked by mean, and without a word of traces."""
+"""A run whose method trains only means is points everywhere: ranked by mean, and without a word of traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_evaluations_rank_by_mean_and_report_no_trace(run, tmp_path, capsys):
     result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--output", str(tmp_path / "eval")])
     said = capsys.readouterr().out
     assert result.similarity == "mean" and without_traces(result.metrics)
-    assert "trace" not in said and "points: this model's method trains means alone" in said
+    assert "trace" not in said and "points: this model's method trains only means" in said
     by_csd = corpus(["--model", f"local-dir:{run}/model", *DATA, "--similarity", "csd"])
     # of points they are the same; only the model's own score has match probabilities to calibrate
     own = {key for key in result.metrics if key.startswith("calibration/")}

@@ -1,7 +1,7 @@
-"""The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
+"""The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing.
 
-A caption row is a text at a level: "cat" is two rows where it is a name and a keyword, but one text. Rows are true of
-concepts strictly, at this level; texts completely, at any: "hotel" of the love hotel (subgroup) and the hotel (name).
+A caption row is a text at a level: "cat" is two rows if it is a name and a keyword, but one text. Rows match concepts
+strictly, at this level; texts match completely, at any: "hotel" matches the love hotel (subgroup) and the hotel (name).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prolip.utils.messages import explain_missing
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = (*LEVELS, "hexcode", "style")
-WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
+WANTED = "give shards of the emoji corpus, .webp with .json, such as data/emoji/emojione.tar"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Concept:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One picture: `concept` is the row of its concept in the corpus, `data` the encoded file."""
+    """One image: `concept` is the row of its concept in the corpus, `data` the encoded file."""
 
     key: str
     style: str
@@ -55,16 +55,16 @@ class Drawing:
     data: bytes
 
     def image(self) -> Image.Image:
-        """Return the picture in RGB, as in training. ValueError for a damaged one."""
+        """Return the image in RGB, as in training. ValueError for a damaged one."""
         try:
             return decode_image(self.data)
         except SampleFault as fault:
-            raise ValueError(f"drawing {self.key!r}: {fault}. Repair it, or leave it out with --select") from fault
+            raise ValueError(f"drawing {self.key!r}: {fault}. Repair it, or exclude it with --select") from fault
 
 
 @dataclass(frozen=True)
 class CaptionTable:
-    """The captions of all levels: T distinct texts; of each row the index (C,) into LEVELS and into texts; relation
+    """The captions of all levels: T distinct texts; for each row the indices (C,) into LEVELS and into texts; relation
     (C, K) bool, whether the concept carries the row at that level.
     """
 
@@ -79,14 +79,14 @@ class CaptionTable:
 
     @cached_property
     def text_relation(self) -> np.ndarray:
-        """(T, K) bool: the concept carries the text at any level."""
+        """(T, K) bool: whether the concept has the text at any level."""
         out = np.zeros((len(self.texts), self.relation.shape[1]), dtype=bool)
         np.logical_or.at(out, self.text, self.relation)
         return out
 
     @cached_property
     def true_matches(self) -> np.ndarray:
-        """(T,) number of concepts a text is true of."""
+        """(T,) number of concepts that a text matches."""
         return self.text_relation.sum(1)
 
     @cached_property
@@ -133,11 +133,11 @@ class Corpus:
             if d.concept in row and all(c.holds([d.style]) for c in styles)
         )
         if not kept:
-            raise ValueError(f"no concept meets {rule!r}: its conditions exclude each other; drop one")
+            raise ValueError(f"no concept meets {rule!r}: its conditions exclude each other. Remove one")
         return Corpus(tuple(self.concepts[i] for i in kept), drawings)
 
     def with_concepts(self, concepts: Iterable[Concept]) -> Corpus:
-        """Return the same drawings among more concepts."""
+        """Return the same drawings among additional concepts."""
         known = {concept.hexcode: concept for concept in self.concepts}
         for concept in concepts:
             _agree(known.setdefault(concept.hexcode, concept), concept, "added concepts")
@@ -159,9 +159,9 @@ class Corpus:
 
 
 def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
-    """Read shards (emoji:TARS, or paths and URLs as --train-data takes them), in order.
+    """Read shards (emoji:TARS, or paths and URLs as for --train-data), in order.
 
-    FileNotFoundError for a missing one; ValueError for a damaged one, and for shards that disagree on a concept.
+    FileNotFoundError for a missing shard; ValueError for a damaged one, or if shards disagree on a concept.
     """
     given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
     sources = [source for sources in given for source in sources.removeprefix("emoji:").split("::")]
@@ -187,7 +187,7 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
 
 
 def parse_rule(rule: str) -> tuple[Condition, ...]:
-    """Return the conditions of a rule, as of the training data's --select; `keywords` is the level keyword."""
+    """Return the conditions of a rule, as in the training data's --select; `keywords` is the level keyword."""
     selector = Selector.parse(rule)
     conditions = selector.conditions if selector else ()
     named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
@@ -198,7 +198,7 @@ def parse_rule(rule: str) -> tuple[Condition, ...]:
 
 
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:
-    """Concept, style and encoded picture of one webdataset sample."""
+    """Return concept, style and encoded image of one webdataset sample."""
     place, wanted = (
         f"sample {sample['__key__']} of {sample['__url__']}",
         ("hexcode", "name", "subgroup", "group", "style"),
@@ -211,13 +211,13 @@ def _parse(sample: dict) -> tuple[Concept, str, bytes]:
         raise ValueError(f"the .json of {place} lacks {', '.join(missing)}: {WANTED}")
     keywords = record.get("keywords") or []
     if not isinstance(keywords, list) or not all(isinstance(x, str) for x in [*(record[w] for w in wanted), *keywords]):
-        raise ValueError(f"the .json of {place} holds no texts ({shown(record)}): {WANTED}")
+        raise ValueError(f"the .json of {place} has invalid texts ({shown(record)}): {WANTED}")
     concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])
     return concept, record["style"], data
 
 
 def _agree(known: Concept, new: Concept, where: str) -> None:
-    """Raise ValueError for two sets of texts of one hexcode."""
+    """Raise ValueError if a hexcode has two sets of texts."""
     if known != new:
         again = "rebuild all shards from one release"
-        raise ValueError(f"{where}: {new.hexcode} has the texts {new} but {known} before: {again}")
+        raise ValueError(f"{where}: {new.hexcode} has the texts {new}, but {known} before: {again}")

@@ -27,25 +27,25 @@ from prolip.prompts.templates import mix_groups
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
 
-#: Drawings that are embedded at a time.
+#: Drawings embedded at a time.
 BATCH = 256
-#: What a person types first; no recipe trains on these templates.
+#: Common first prompts; no recipe trains on these templates.
 UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
 
 
 def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity = None) -> CorpusResult:
     """Embed the drawings and all captions of a corpus and compute every metric.
 
-    similarity: a score or the name of one, default: that of the model's method. Keys of `metrics`: names/...,
-    captions/..., prompts/..., zero_shot/..., refusal/..., and, of scores and models that have them, calibration/...,
-    undoubted/..., ambiguity/..., trace/..., spearman/..., inclusion/..., recall_by_trace/..., matches/...
+    similarity: a score or its name, default: the method's score. Keys of `metrics`: names/..., captions/...,
+    prompts/..., zero_shot/..., refusal/... and, for scores and models that have them, calibration/..., undoubted/...,
+    ambiguity/..., trace/..., spearman/..., inclusion/..., recall_by_trace/..., matches/...
     """
     started = time.perf_counter()
     score = embedder.scored_by(similarity)
     if not corpus.drawings:
-        raise ValueError("the corpus has no drawing: choose concepts that its shards show")
+        raise ValueError("the corpus has no drawings. Choose concepts that its shards contain")
     if len(corpus.concepts) < 2:
-        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept: choose two or more, or add names")
+        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept. Choose two or more, or add names")
     texts = corpus.caption_table().texts
     image, novelty = embed_drawings(corpus, embedder)
     text, read = embedder.embed_texts(texts), {}
@@ -81,13 +81,13 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
 
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
-    """Embed the drawings (N, D), with their novelty (N,) by the end of the tower, {} in a model without."""
+    """Embed the drawings (N, D), with their novelty (N,) by tower end, {} for a model without novelty."""
     image, novelty = embedder.embed((drawing.data for drawing in corpus.drawings), "image", BATCH)
     return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
-    """`names/...`, `captions/...` and `recall_by_trace/...`."""
+    """Compute `names/...`, `captions/...` and `recall_by_trace/...`."""
     out: dict[str, float] = {}
     for gallery, (i2t, t2i) in result.rankings.items():
         out |= {f"{gallery}/{key}": value for key, value in metrics.both_directions(i2t, t2i).items()}
@@ -106,7 +106,7 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
 
 
 def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
-    """Retrieval by decile of the query's trace: R@1 of names, AP@R of all captions, and of the keywords alone."""
+    """Compute retrieval by decile of the query's trace: R@1 of names, AP@R of all captions, and of keywords only."""
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     names, captions = result.rankings["names"], result.rankings["captions"]
     keywords = result.table.text[result.table.rows("keyword")]
@@ -124,7 +124,7 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
 
 
 def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
-    """`prompts/<template>/i2t/R@1` of the drawings among the names in each of UNSEEN, and their mean."""
+    """Compute `prompts/<template>/i2t/R@1` of the drawings among the names in each of UNSEEN, and the mean."""
     truth, out = torch.from_numpy(result.corpus.drawing_concepts), dict[str, float]()
     for template in UNSEEN:
         texts = embedder.embed_texts(template.replace("{}", concept.name) for concept in result.corpus.concepts)
@@ -134,7 +134,7 @@ def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]
 
 
 def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
-    """Zero-shot classification of the drawings by `level`: a class is its name in all templates (`zero_shot/<level>`),
+    """Classify the drawings by `level` without training: a class is its name in all templates (`zero_shot/<level>`),
     its bare name (`..._plain`), or the mixture of its concepts' bare names (`..._members`).
     """
     concepts = result.corpus.concepts
@@ -167,7 +167,7 @@ def gallery(
 ) -> Corpus:
     """Return the drawings of `data` that meet `select`, among the names of `data` and `names`.
 
-    The names meet `select`, too, but for its style, unless `all_names`. flags: what errors call data, names and select.
+    The names also meet `select`, except for its style, unless `all_names`. flags: names of these in errors.
     """
     with naming(flags[0]):
         shown = emoji.read(data)
@@ -179,6 +179,6 @@ def gallery(
     with naming(flags[2]):
         shown = shown.select(select)
         if not shown.drawings:
-            raise ValueError(f"{select!r} leaves no drawing of these shards: choose concepts that they show")
+            raise ValueError(f"{select!r} selects no drawing of these shards. Choose concepts that they contain")
         rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
         return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)

@@ -1,7 +1,7 @@
-"""Write the emoji corpus in clip_benchmark's layout, for retrieval with many-to-many labels and for classification.
+"""Export of the emoji corpus in clip_benchmark's layout, for many-to-many retrieval and for classification.
 
-Retrieval: every distinct text is once in the gallery, a name with its own drawing, another text with the first drawing
-that it is true of; `relevance.json` holds all further true pairs.
+Retrieval: the gallery has every distinct text once: a name with its own drawing, another text with the first drawing
+that it matches; `relevance.json` has all other matches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 
 def write_emoji(corpus: Corpus, folder: str | os.PathLike) -> Path:
-    """Write a corpus as a retrieval task, without texts that are true of no drawing. FileExistsError for a second."""
+    """Write a corpus as a retrieval task, without texts that match no drawing. FileExistsError for a second."""
     folder = new_folder(corpus, folder)
     owned, further = shared_out(corpus)
     files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": further})}
@@ -40,15 +40,15 @@ def write_emoji_classes(
 
 
 def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
-    """Return the folder. ValueError and FileExistsError where the task cannot be written."""
+    """Return the folder. ValueError and FileExistsError if the task cannot be written."""
     if not corpus.drawings:
-        raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
-    for drawing in corpus.drawings:  # a damaged one would stop each reader of the task
+        raise ValueError("the corpus has no drawings. Give shards, or a rule that selects some")
+    for drawing in corpus.drawings:  # a damaged drawing would stop each reader of the task
         drawing.image()
     folder = Path(folder)
     check_output(folder, folder=True, size=sum(len(drawing.data) for drawing in corpus.drawings))
     if (folder / SPLIT / COUNT).exists():
-        raise FileExistsError(f"{folder / SPLIT} is written already: give another folder, or remove it")
+        raise FileExistsError(f"{folder / SPLIT} already exists. Give another folder, or remove it")
     return folder
 
 
@@ -64,8 +64,8 @@ def write_task(corpus: Corpus, folder: Path, suffix: str, contents: Sequence[str
 
 
 def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
-    """The texts of each drawing, its concept's name and what no drawing before it carries, and by its key the rows of
-    further true texts in the gallery, which is all texts in the order of the drawings.
+    """Return the texts of each drawing: its concept's name and texts of no earlier drawing; and by its key the rows of
+    other matching texts in the gallery, which has all texts in the order of the drawings.
     """
     table = corpus.caption_table()
     true_of = table.text_relation[:, corpus.drawing_concepts]

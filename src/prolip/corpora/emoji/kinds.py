@@ -1,7 +1,7 @@
-"""Pairs of the corpus of which one is a kind of the other, with negatives that only look like it.
+"""Pairs of the corpus in which one is a kind of the other, with similar-looking negatives.
 
-Text A is a kind of B where the concepts that A is true of are a proper subset of those of B, and A stands lower in the
-tree group > subgroup > keyword > name (a text of several levels counts at its most general).
+Text A is a kind of B if A's concepts are a proper subset of B's, and A is lower in the tree
+group > subgroup > keyword > name (a text of several levels counts at its most general).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from prolip.hierarchy.scores import items_of, scores_of
 
 #: Levels of texts and of drawings.
 NAMES = (*LEVELS, "image")
-#: Most draws in search of a negative for each pair.
+#: Most draws for each pair when searching a negative.
 TRIES = 50
 
 
 def evaluate_entailment(
     embedder: Embedder, corpus: Corpus, pairs: Mapping[str, KindPairs] | None = None, draws: int = 500
 ) -> Entailment:
-    """Return all scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
+    """Compute all scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
 
-    The images that texts speak of are the corpus's drawings, without their labels. pairs: default all `relations`.
+    The images that texts describe are the corpus's drawings, without their labels. pairs: default all `relations`.
     """
     table = corpus.caption_table()
     image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
@@ -46,9 +46,9 @@ def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int =
 def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
     """Return texts that are kinds of texts, at most `most` of them, drawn by `seed`.
 
-    random: (A, B') where B' is the outer of another pair, drawn as often as it is one, and does not contain A, so that
-    neither A nor B' is more general than in a true pair. sibling: (A, C), C another kind of the same B at A's level,
-    neither containing the other. ValueError where no pair is true.
+    random: (A, B'), where B' is the outer text of another pair, drawn as often as it is one, and does not contain A, so
+    that neither is more general than in a true pair. sibling: (A, C), where C is another kind of the same B at A's
+    level and neither contains the other. ValueError without a true pair.
     """
     relation = csr_matrix(table.text_relation.astype(np.float32))
     count, level = table.true_matches, table.text_level
@@ -76,14 +76,14 @@ def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPair
 
 
 def image_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
-    """Drawings with the texts that are true of them: (image, text).
+    """Return drawings with their matching texts: (image, text).
 
-    random: a text of another pair that is not true of the drawing; sibling: one at the level of the true text that is
-    true of another concept of the same subgroup, and not of this drawing. Not reversed: which of the two is the image
-    is known. ValueError without a drawing.
+    random: a text of another pair that does not match the drawing; sibling: one at the level of the matching text that
+    matches another concept of the same subgroup, but not this drawing. Not reversed, because which of the two is the
+    image is known. ValueError without a drawing.
     """
     if not corpus.drawings:
-        raise ValueError("the corpus has no drawing: give shards that hold some")
+        raise ValueError("the corpus has no drawings. Give shards that contain some")
     concept, level = corpus.drawing_concepts, table.text_level
     texts, concepts = np.nonzero(table.text_relation)
     order = np.argsort(concepts, kind="stable")
@@ -108,19 +108,19 @@ def image_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int
 
 def _some(found: int, most: int, rng: Generator) -> Array:
     if not found:
-        raise ValueError("no text of this corpus is a kind of another: give concepts that share keywords or subgroups")
+        raise ValueError("no text of this corpus is a kind of another. Give concepts that share keywords or subgroups")
     if most < 1:
-        raise ValueError(f"{most} pairs: give 1 or more")
+        raise ValueError(f"{most} pairs: give at least 1")
     return np.sort(rng.choice(found, most, replace=False)) if found > most else np.arange(found)
 
 
 def _draw_from(
-    values: Array, family: Array, wanted: Array, rng: Generator, refused: Callable[[Array, Array], Array]
+    values: Array, family: Array, needed: Array, rng: Generator, refused: Callable[[Array, Array], Array]
 ) -> Array:
-    """For each of `wanted`, one of the values of this family that is not refused(row, value), -1 if none was found."""
+    """Draw for each of `needed` a value of this family that is not refused(row, value); -1 if none was found."""
     order = np.argsort(family, kind="stable")
-    start, end = (np.searchsorted(family[order], wanted, side=side) for side in ("left", "right"))
-    found = np.full(len(wanted), -1, dtype=np.int64)
+    start, end = (np.searchsorted(family[order], needed, side=side) for side in ("left", "right"))
+    found = np.full(len(needed), -1, dtype=np.int64)
     for _ in range(TRIES):
         rows = np.flatnonzero(found < 0)
         drawn = values[order[rng.integers(start[rows], end[rows])]]

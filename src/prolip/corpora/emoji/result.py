@@ -27,10 +27,10 @@ from prolip.utils.console import plain
 from prolip.utils.documents import check_types, loads
 from prolip.utils.outputs import replacing_folder
 
-#: How the arrays of novelty begin, and those of what the model reads.
+#: Prefixes of the arrays of novelty, and of the reader's arrays.
 NOVELTY, READ = "novelty_", "read_"
 WITHIN = "matches/within_factor_2"
-#: What a first place can be refused by, in the words of the table and of the report.
+#: Signals to refuse a first answer by, as named in the table and the report.
 REFUSED_BY = {
     "score": "top score",
     "image": "trace of the drawing",
@@ -53,8 +53,8 @@ class CorpusResult:
     token_lengths: np.ndarray
     metrics: dict[str, float]
     info: dict  # JSON values
-    novelty: dict[str, np.ndarray] = field(default_factory=dict)  # nats of drawings (N,) by the end of the tower
-    # By the model's reader: `evidence` (N, 2), `ambiguity` (N,) of drawings; `share_low`, `share_high` (T,) of texts.
+    novelty: dict[str, np.ndarray] = field(default_factory=dict)  # nats of drawings (N,) by tower end
+    # From the model's reader: `evidence` (N, 2), `ambiguity` (N,) of drawings; `share_low`, `share_high` (T,) of texts.
     read: dict[str, np.ndarray] = field(default_factory=dict)
     # Its metrics as functions of the drawings, not saved.
     zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
@@ -66,7 +66,7 @@ class CorpusResult:
 
     @property
     def similarity(self) -> str:
-        """The name of the score that ranked images and texts."""
+        """Name of the score that ranked images and texts."""
         return self.info.get("similarity", "csd")
 
     @cached_property
@@ -85,19 +85,19 @@ class CorpusResult:
 
     @property
     def doubt(self) -> torch.Tensor | None:
-        """(N,) the doubt of each drawing; None in a model without."""
+        """(N,) share of each drawing's match probability that is not the model's; None for a model without it."""
         evidence = Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
         return self.model_score.doubts(evidence, evidence)
 
     @property
     def expected_matches(self) -> np.ndarray | None:
-        """(T,) how many drawings each text is expected to fit; None where traces have no unit."""
+        """(T,) expected matches of each text among the drawings; None if traces have no unit."""
         units = self.model_score.units
         return None if units is None else units.matches(self.text.trace, len(self.corpus.drawings)).numpy()
 
     @property
     def probabilistic(self) -> bool:
-        """True if the variances mean something."""
+        """True if the variances have a meaning."""
         return self.info.get("probabilistic", True)
 
     @cached_property
@@ -107,21 +107,21 @@ class CorpusResult:
 
     @cached_property
     def text_relation(self) -> np.ndarray:
-        """(T, N) bool: the text is true of the drawing at any level."""
+        """(T, N) bool: whether the text matches the drawing at any level."""
         return self.table.text_relation[:, self.corpus.drawing_concepts]
 
     @cached_property
     def galleries(self) -> dict[str, tuple[Gaussian, np.ndarray]]:
-        """The texts (G, D) of each gallery, and which are true of which drawing, (G, N) bool.
+        """The texts (G, D) of each gallery, and their matches with drawings, (G, N) bool.
 
-        `names`: strict labels, a concept's keyword is not its name; `captions`: all texts, complete labels.
+        `names`: strict labels, where a concept's keyword is not its name; `captions`: all texts, complete labels.
         """
         named = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
         return {"names": (self.text.select(self.name_texts), named), "captions": (self.text, self.text_relation)}
 
     @cached_property
     def ranked(self) -> dict[str, list[tuple[Ranking, Nearest]]]:
-        """Both directions of each gallery: rankings and first places."""
+        """Both directions of each gallery: rankings and first answers."""
         found = {}
         for name, (text, relation) in self.galleries.items():
             scores = PairScores.from_gaussians(self.image, text, self.score)
@@ -131,12 +131,12 @@ class CorpusResult:
 
     @property
     def rankings(self) -> dict[str, list[Ranking]]:
-        """The rankings alone."""
+        """Only the rankings."""
         return {name: [ranking for ranking, _ in ways] for name, ways in self.ranked.items()}
 
     @property
     def clusters(self) -> dict[str, bootstrap.Clusters]:
-        """The concepts that intervals draw, with their drawings, names, and the texts whose first drawing is theirs."""
+        """The concepts that intervals resample, with their drawings, names, and texts whose first drawing is theirs."""
         drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
         named, first = self.galleries["names"][1].argmax(1), self.text_relation.argmax(1)
         first[self.name_texts] = named
@@ -145,7 +145,7 @@ class CorpusResult:
 
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics that have intervals, as functions of how often each cluster was drawn."""
+        """The metrics with intervals, as functions of how often each cluster was drawn."""
         found = self.zero_shot | uncertainty.statistics(self)
         for name, (i2t, t2i) in self.rankings.items():
             found |= {f"{name}/{key}": statistic for key, statistic in statistics_of(i2t, t2i, name).items()}
@@ -154,7 +154,7 @@ class CorpusResult:
         return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
-        """Add 95% intervals by bootstrap, `info["intervals"]`, and those of differences to another model's result,
+        """Add 95% bootstrap intervals, `info["intervals"]`, and those of differences from another model's result,
         `info["difference"]`. ValueError for a result on other drawings or texts.
         """
         own = self.statistics
@@ -163,15 +163,15 @@ class CorpusResult:
             return
         first, second = ([(d.key, d.concept) for d in x.corpus.drawings] for x in (against, self))
         if first != second:
-            raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+            raise ValueError("the two results are of different drawings. Give both the same --data and --select")
         if against.corpus.concepts != self.corpus.concepts:
             flags = "--data, --names, --all-names and --select"
-            raise ValueError(f"the two results are not of the same texts: give both the same {flags}")
+            raise ValueError(f"the two results are of different texts. Give both the same {flags}")
         found = bootstrap.paired(against.statistics, own, draws)
         self.info["difference"] = {key: list(x) for key, x in found.items()}
 
     def save(self, folder: str | Path) -> Path:
-        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder, in one step."""
+        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder in one step."""
         finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
         written = json.dumps({"info": self.info, "metrics": finite}, indent=1)
         drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
@@ -198,7 +198,7 @@ class Written(dict[str, Any]):
         self.place = place
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{self.place} has no {name!r}: evaluate again by prolip eval emoji")
+        raise ValueError(f"{self.place} has no {name!r}: evaluate again with prolip eval emoji")
 
 
 #: Types of the values in `info`.
@@ -208,7 +208,7 @@ KINDS |= {"styles": list, "seconds": int | float, "probabilistic": bool}
 
 
 def load(folder: str | Path) -> CorpusResult:
-    """Read what `save` wrote. FileNotFoundError for a missing file, ValueError for files that do not fit together."""
+    """Read the files of `save`. FileNotFoundError for a missing file, ValueError for files that do not match."""
     folder = Path(folder)
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
@@ -245,7 +245,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
     """Return the metrics as text; brief: the first ten lines."""
     m, info = result.metrics, result.info
 
-    def shares(*keys: str) -> list[str]:  # in percent; a dash for what is left out, such as R@10 among nine drawings
+    def shares(*keys: str) -> list[str]:  # in percent; a dash for a missing metric, such as R@10 among nine drawings
         return [f"{100 * m[key]:.2f}" if key in m else "-" for key in keys]
 
     lines = [
@@ -267,7 +267,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
         found = shares(*(f"zero_shot/{kind}/{key}" for key in ("top1", "top5", "mean_per_class_recall")))
         rows[kind] = [*found, f"{m[f'zero_shot/{kind}/classes']:.0f}"]
     lines += _block("zero-shot", ["top-1", "top-5", "by class", "classes"], rows)
-    lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
+    lines += ["-: fewer candidates than k"] if any(" - " in f"{line[26:]} " for line in lines) else []
     lines += [*refusal_lines(m), *calibration_lines(m), ""]
     if result.probabilistic:
         lines.append("mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image")))
@@ -277,7 +277,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
             lines += [""] if any(key.startswith(prefix) for key in m) else []
             lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
     else:
-        lines.append("points: this model's method trains means alone, and its variances say nothing")
+        lines.append("points: this model's method trains only means, so variances have no meaning")
     change = info.get("difference", {})
     head = f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")
     lines += ["", head] if "intervals" in info else []
@@ -290,7 +290,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
 
 
 def refusal_lines(metrics: dict[str, float]) -> list[str]:
-    """AUROC and AURC of all that first places are refused by; none in an old result."""
+    """Return AUROC and AURC of every signal for refusal; none for an old result."""
     lines: list[str] = []
     columns = [f"{what} {key.upper()}" for what in ("names", "all captions") for key in ("auroc", "aurc")]
     for way, title in {"i2t": "image -> text", "t2i": "text -> image"}.items():
@@ -303,18 +303,18 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
 
 
 def calibration_lines(metrics: dict[str, float]) -> list[str]:
-    """Return the calibration of match probabilities; none for a score without any, and in an old result."""
+    """Return the calibration of match probabilities; none for a score without them, and for an old result."""
     columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base"}
     columns |= {"match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}
     rows = {
         f"{name}{said}": [f"{metrics.get(f'{place}/{name}/{key}', math.nan):.4f}" for key in columns]
         for name in ("names", "captions")
-        for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
+        for place, said in (("calibration", ""), ("undoubted", ", unadjusted"))
         if f"{place}/{name}/match/ece" in metrics
     }
     lines = _block("match probability", list(columns.values()), rows, 11) if rows else []
     ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))
-    return lines if own is None else [*lines, f"{'first name is right, ECE':<26}{ece:11.4f}, without doubt {own:.4f}"]
+    return lines if own is None else [*lines, f"{'first name is right, ECE':<26}{ece:11.4f}, unadjusted {own:.4f}"]
 
 
 def _block(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], width: int = 8) -> list[str]:

@@ -1,4 +1,4 @@
-"""Metrics of uncertainty on the corpus: refusal of wrong first places, calibration, traces, inclusion, matches."""
+"""Metrics of uncertainty on the corpus: refusal of wrong first answers, calibration, traces, inclusion, matches."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from prolip.corpora.emoji.result import CorpusResult
 
 WAYS = ("i2t", "t2i")
-#: What intervals are given of.
+#: Metrics with intervals.
 WITH_INTERVALS = ("score", "all")
-#: Pairs that are tested at a time.
+#: Pairs tested at a time.
 PAIRS = 1 << 14
 
 
 def cases(result: CorpusResult) -> Iterator[tuple[str, Ranking, dict[str, np.ndarray]]]:
-    """Name, ranking and what speaks against first places: drawings and names, drawings and all texts, in both ways."""
+    """Yield name, ranking and refusal signals: drawings and names, drawings and all texts, in both directions."""
     for name, rankings in result.rankings.items():
         for way, ranking in zip(WAYS, rankings):
             yield f"{name}_{way}", ranking, signs_against(result, name, way)
 
 
 def metrics(result: CorpusResult) -> dict[str, float]:
-    """`refusal/{names,captions}_{i2t,t2i}/SIGN/{auroc,aurc}`: how well first places are refused by each sign.
+    """Compute `refusal/{names,captions}_{i2t,t2i}/SIGN/{auroc,aurc}`: how well each sign predicts wrong first answers.
 
-    Signs as of `study_retrieval` (`score`, `image`, `text`, `pair`); `mean` and `first`, the novelty of the drawing;
-    `answer`, `Units.code_length` of the first place; and `all` of `prolip.uncertainty.novelty.refusal`. `answer/ece`:
-    the calibration error of its probability among the names, of which one is right.
+    Signs as in `study_retrieval` (`score`, `image`, `text`, `pair`); `mean` and `first`, the novelty of the drawing;
+    `answer`, `Units.code_length` of the first answer; and `all` of `prolip.uncertainty.novelty.refusal`. `answer/ece`:
+    the calibration error of its probability among the names, one of which is right.
     """
     out: dict[str, float] = {}
     for name, ranking, signs in cases(result):
@@ -51,14 +51,14 @@ def metrics(result: CorpusResult) -> dict[str, float]:
         found = selective_metrics(wrong, against, f"refusal/{name}")
         out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
         if name.startswith("names") and "answer" in against:
-            probability = np.exp(-against["answer"]).clip(max=1.0)  # rounding may leave a code length below 0
+            probability = np.exp(-against["answer"]).clip(max=1.0)  # rounding can make a code length negative
             out[f"refusal/{name}/answer/ece"] = reliability(probability, (~wrong).numpy()).ece
     return out
 
 
 def calibration(result: CorpusResult) -> dict[str, float]:
-    """`calibration/{names,captions}/{match,match_i2t,match_t2i}/...` as of `study_retrieval`, with the doubt of the
-    drawings; {} for a score without match probability.
+    """Compute `calibration/{names,captions}/{match,match_i2t,match_t2i}/...` as in `study_retrieval`, adjusted for
+    unfamiliar drawings; {} for a score without match probability.
     """
     return {
         name: value
@@ -79,17 +79,17 @@ def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:
-    """`undoubted/{names,captions}/match...`, `undoubted/names_i2t/answer/ece`: of the probabilities without doubt."""
+    """Compute `undoubted/{names,captions}/match...`, `undoubted/names_i2t/answer/ece`: of unadjusted probabilities."""
     if result.doubt is None:
         return {}
-    (bare := copy(result)).read = {}  # with the rankings that were computed already
+    (bare := copy(result)).read = {}  # keeps the rankings that are already computed
     answer = {key: value for key, value in metrics(bare).items() if key.endswith("i2t/answer/ece")}
     return {f"undoubted/{key.partition('/')[2]}": x for key, x in (calibration(bare) | answer).items()}
 
 
 def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
-    """`ambiguity/{auroc,trace_auroc,neighbour_auroc}`: whether the nearest other drawing is of another subgroup, by the
-    ambiguity of a drawing, by its trace and by minus the cosine of the two; {} without readings.
+    """Compute `ambiguity/{auroc,trace_auroc,neighbour_auroc}`: how well a drawing's ambiguity, its trace, and minus the
+    cosine of the two predict that its nearest other drawing has another subgroup; {} without readings.
     """
     nats, concepts = result.read.get("ambiguity", np.array([np.nan])), result.corpus.concepts
     if np.isnan(nats).any() or len(nats) < 2:
@@ -101,7 +101,7 @@ def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """Return the metrics that have intervals, as functions of how often each drawing or text was drawn."""
+    """Return the metrics with intervals, as functions of how often each drawing or text was drawn."""
     out = ambiguity(result)
     for name, ranking, signs in cases(result):
         queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
@@ -113,12 +113,12 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.ndarray]:
-    """The signs against the first place of every drawing among the texts of a gallery ("i2t"), or of every text among
-    the drawings ("t2i"): (N,) by name.
+    """Return the refusal signals of the first answer of every drawing among the texts of a gallery ("i2t"), or of every
+    text among the drawings ("t2i"): (N,) by name.
     """
     units, texts = result.model_score.units, result.galleries[gallery][0]
     top = result.ranked[gallery][WAYS.index(way)][1]
-    first = top.item.numpy()  # NumPy takes a tensor of one element for a number
+    first = top.item.numpy()  # NumPy takes a one-element tensor for a number
     image, text = (slice(None), first) if way == "i2t" else (first, slice(None))
     out = {"score": -top.score.numpy()}
     if result.probabilistic:
@@ -139,12 +139,12 @@ def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.
 
 
 def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
-    """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
+    """Return the traces of every level's captions, general to specific; a text of two levels is in both."""
     return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
 
 
 def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str) -> np.ndarray:
-    """Distinct (inner, outer) pairs of one concept, no text with itself: (P, 2) rows of texts, or of drawings."""
+    """Return distinct (inner, outer) pairs of one concept, no text with itself, (P, 2): rows of texts or drawings."""
     text_of = {text: i for i, text in enumerate(table.texts)}
     captions = [[[text_of[t] for t in concept.captions(level)] for level in LEVELS] for concept in corpus.concepts]
     outer_level = LEVELS.index(outer)
@@ -157,12 +157,12 @@ def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str)
 
 
 def trace_metrics(result: CorpusResult) -> dict[str, float]:
-    """`trace/...`, `spearman/...`, `inclusion/...`, of the uncertainty by the model's method, here called trace.
+    """Compute `trace/...`, `spearman/...`, `inclusion/...` of the method's uncertainty, here called trace.
 
-    `trace/..._spread`: width of the middle 90% over the median; `spearman/trace_true_matches`: of a text against the
-    log number of its concepts; `..._given_tokens`: at equal numbers of tokens, as general captions here are longer;
-    `spearman/trace_generality`: against its level (name 0 ... group 3), positive in the order that the paper finds;
-    `inclusion/...`: of H(inner in outer) at eps = 0 of all true pairs, ProLIP (4), the positive share and the median.
+    `trace/..._spread`: width of the middle 90% over the median; `spearman/trace_true_matches`: of a text, with the log
+    number of its concepts; `..._given_tokens`: at equal numbers of tokens, as general captions here are longer;
+    `spearman/trace_generality`: with its level (name 0 ... group 3), positive in the order of the paper;
+    `inclusion/...`: of H(inner in outer) at eps = 0 for all true pairs, ProLIP (4), the positive share and the median.
     """
     image, text, table, token_lengths = result.image, result.text, result.table, result.token_lengths
     image_trace, text_trace = result.uncertainty(image), result.uncertainty(text)
@@ -175,7 +175,7 @@ def trace_metrics(result: CorpusResult) -> dict[str, float]:
     out["spearman/trace_true_matches"] = spearman(text_trace, matches)
     out["spearman/trace_true_matches_given_tokens"] = partial_spearman(text_trace, matches, token_lengths)
     out["spearman/trace_true_matches_of_keywords"] = spearman(text_trace[keywords], matches[keywords])
-    generality = len(LEVELS) - 1 - table.level  # of every caption: 0 for a name up to 3 for a group
+    generality = len(LEVELS) - 1 - table.level  # of every caption: from 0 for a name to 3 for a group
     out["spearman/trace_generality"] = spearman(text_trace[table.text], generality)
     out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)
     out["spearman/trace_characters"] = spearman(text_trace, [len(t) for t in table.texts])
@@ -192,14 +192,14 @@ def trace_metrics(result: CorpusResult) -> dict[str, float]:
 
 
 def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """Return the expected against the true number of drawings of texts that fit any: (T,).
+    """Compare the expected and true matches of texts that match any drawing: (T,).
 
     `matches/within_factor_2`: a share of the texts; `matches/chance_within_factor_2`: of the best constant prediction
-    (oracle); `matches/median_factor`: of the larger over the smaller; `matches/expected_over_true`: the geometric mean.
+    (oracle); `matches/median_factor`: of the larger over the smaller; `matches/expected_over_true`: geometric mean.
     """
     kept = true > 0
     log_ratio = np.log(expected[kept] / true[kept])
-    # n suits the numbers from n / 2 to 2 n: the least of them may be taken for n / 2
+    # n is correct for numbers from n / 2 to 2 n: the smallest of them may be used as n / 2
     chance = max(((true[kept] >= least) & (true[kept] <= 4 * least)).mean() for least in np.unique(true[kept]))
     return {
         "matches/within_factor_2": float((np.abs(log_ratio) <= np.log(2)).mean()),
@@ -210,7 +210,7 @@ def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
 
 
 def inside_interval(result: CorpusResult) -> dict[str, float]:
-    """`matches/inside_interval`, also by level: of texts that fit any drawing, the share with the truth inside."""
+    """Compute `matches/inside_interval`, also by level: the share of matching texts whose true value is inside."""
     if "share_low" not in result.read:
         return {}
     share, levels = result.text_relation.mean(1), result.table.text_level

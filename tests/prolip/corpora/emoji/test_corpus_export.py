@@ -60,7 +60,7 @@ def test_drawings_are_classified_by_their_subgroup_or_group(tmp_path, corpus, le
 
 def test_nothing_is_overwritten_or_empty_and_a_damaged_drawing_is_named_first(tmp_path, corpus):
     emoji.write_emoji(corpus, tmp_path / "one")
-    with pytest.raises(FileExistsError, match="is written already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         emoji.write_emoji(corpus, tmp_path / "one")
     with pytest.raises(ValueError, match="no drawing"):
         emoji.write_emoji(replace(corpus, drawings=()), tmp_path / "empty")

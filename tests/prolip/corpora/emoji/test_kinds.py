@@ -49,5 +49,5 @@ def test_a_corpus_without_kinds_or_drawings_is_refused():
         text_pairs(one.caption_table())
     with pytest.raises(ValueError, match="no drawing"):
         image_pairs(one, one.caption_table())
-    with pytest.raises(ValueError, match="0 pairs: give 1 or more"):
+    with pytest.raises(ValueError, match="0 pairs: give at least 1"):
         text_pairs(table, most=0)

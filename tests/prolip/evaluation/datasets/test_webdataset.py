@@ -112,7 +112,11 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path):
     "kind, members, words",
     [
         ("classification", {"v2.png": IMAGE, "v2.cls": b"1"}, "a key ends at the first dot.*KEY.jpg next to KEY.cls$"),
-        ("multilabel", {"image": IMAGE, "npy": mini.array([1] * 7)}, "'image' is not an image suffix.*next to KEY.npy$"),
+        (
+            "multilabel",
+            {"image": IMAGE, "npy": mini.array([1] * 7)},
+            "not an image suffix.*next to KEY.npy$",
+        ),
         ("retrieval", {"png": IMAGE}, "its images have no text with the same key"),
         ("retrieval", None, "not a tar archive but an HTML page"),
     ],

@@ -1,4 +1,4 @@
-"""Examples of what a model retrieves and how certain it is, chosen by a rule that the page states."""
+"""Examples of retrieval and uncertainty, chosen by a rule that the page states."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from prolip.gaussian import Gaussian
 from prolip.scores import Score
 from prolip.utils.style import picture
 
-#: Queries that examples are chosen from, and the most scores of all of them.
+#: Queries to choose examples from, and the most scores of all of them.
 QUERIES, SCORES = 512, 2**24
-#: Seconds for reading the images of the examples, and pixels of their longer side on the page.
+#: Seconds to read the images of the examples, and pixels of their longer side on the page.
 PATIENCE, PIXELS = 60.0, 96
 
 
 class PageItem(NamedTuple):
-    """One retrieved item, with its score and whether it is right or wrong, or an input with its uncertainty."""
+    """A retrieved item with its score and "right" or "wrong", or an input with its uncertainty."""
 
     label: str
     number: float
-    said: str  # "right" or "wrong"; of an input its uncertainty in print, or what it counts where it has a unit
+    said: str  # "right" or "wrong"; of an input its uncertainty, or its expected matches if the model has units
     picture: str = ""
 
 
@@ -49,7 +49,7 @@ class QueryExample(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """One side of an evaluation: Gaussians (N, D), the label of each input, and its picture, "" for none."""
+    """One side of an evaluation: Gaussians (N, D), the label of each input, and its image, "" for none."""
 
     z: Gaussian
     labels: Sequence[str]
@@ -62,16 +62,16 @@ class SetExamples(NamedTuple):
     images: int
     texts: int
     found: list[tuple[str, list[QueryExample], list[QueryExample]]]  # kind of query, best, worst
-    # kind of input, what its uncertainty counts, least and most uncertain; none for points
+    # kind of input, meaning of its number, least and most uncertain; none for points
     ends: list[tuple[str, str, list[PageItem], list[PageItem]]]
 
 
-#: What a run keeps of them, by test set; pydantic 2.9 finds the names of fields only where they are defined.
+#: Examples that a run stores, by test set; pydantic 2.9 finds field names only where they are defined.
 KEPT = TypeAdapter(dict[str, SetExamples])
 
 
 def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> SetExamples:
-    """Choose examples of both directions and both ends of the uncertainty, which `own` reads; None for points."""
+    """Choose examples of both directions and both ends of the uncertainty, which `own` computes; None for points."""
     shown = SetExamples(len(image.labels), len(text.labels), [], [])
     sides = (("image", image, text, relevance), ("text", text, image, relevance.transposed()))
     for kind, queries, gallery, relation in sides:
@@ -82,7 +82,7 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
         right = torch.zeros_like(scores, dtype=torch.bool)
         for i, row in enumerate(rows):
             right[i, relation.within(slice(row, row + 1))[1]] = True
-        # the best right answer leads the best wrong one by most, and by least, where both exist
+        # ordered by the lead of the best right answer over the best wrong one, if both exist
         lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
         both = lead.isfinite().nonzero().flatten()
         order = both[lead[both].argsort(descending=True, stable=True)].tolist()
@@ -97,7 +97,7 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
         said = [f"{x:#.4g}" for x in trace.tolist()]
         if units is not None:
             others = "texts" if kind == "image" else "images"
-            counts = f"how many {others} each may fit"
+            counts = f"expected matches among the {others}"
             said = [amount(x) for x in units.matches(queries.z.trace, len(gallery.labels), of=others).tolist()]
         shown.ends.append((kind, counts, *both_ends(queries, trace, said)))
     return shown
@@ -116,7 +116,7 @@ def example(
 
 
 def both_ends(of: Inputs, values: Tensor, said: Sequence[str]) -> tuple[list[PageItem], list[PageItem]]:
-    """Return the inputs of the six least values (N,), and those of the six largest, none in both."""
+    """Return the inputs with the six least values (N,), and with the six largest, none in both."""
     order, count = values.argsort(stable=True).tolist(), min(6, len(values) // 2)
     items = {
         i: PageItem(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in order[:count] + order[-count:]
@@ -125,7 +125,7 @@ def both_ends(of: Inputs, values: Tensor, said: Sequence[str]) -> tuple[list[Pag
 
 
 def show_features(features: Features) -> SetExamples | None:
-    """Examples of an evaluated test set, whose images are read once more; None for instances of WinoGAViL."""
+    """Return examples of an evaluated test set, whose images are read again; None for instances of WinoGAViL."""
     dataset, text, keys, card = features.dataset, features.text, features.keys, features.model
     if text is None or dataset.kind == "association":
         return None
@@ -146,13 +146,13 @@ def show_features(features: Features) -> SetExamples | None:
         return show(*inputs, relevance, score, score if card.probabilistic else None)
 
     asked: dict[int, str] = {}
-    shown(lambda row: asked.setdefault(row, ""))  # a first pass, for the images that it shows
+    shown(lambda row: asked.setdefault(row, ""))  # a first pass to find the images to show
     found = pictures_of(dataset, {keys[row] for row in asked})
     return shown(lambda row: found.get(keys[row], ""))
 
 
 def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
-    """Small pictures of some images by key. What cannot be read, or not within PATIENCE seconds, is left out."""
+    """Return small versions of images by key, without those that are unreadable or late by PATIENCE seconds."""
     found: dict[str, str] = {}
     deadline = time.monotonic() + PATIENCE
     with contextlib.suppress(DamagedData, OSError):
@@ -168,5 +168,5 @@ def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
 
 
 def amount(number: float) -> str:
-    """Return an expected number of things: 0.82, 3.4, 28."""
+    """Format an expected number of items: 0.82, 3.4, 28."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"

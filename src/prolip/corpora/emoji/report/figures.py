@@ -1,4 +1,4 @@
-"""The report's figures. Each function draws one and returns it, or None where the run has nothing to show in it."""
+"""The report's figures. Each function draws and returns one, or None without data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
 from prolip.evaluation.tasks import TASKS
 from prolip.utils.style import BOX, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
-#: Keys of a line of the log that are no terms of the loss.
+#: Keys of a line of the log that are not terms of the loss.
 NO_TERMS = "kind step epoch samples seconds time lr grad_norm scale bias faults samples_per_second samples_per_s"
 NO_TERMS += " data_wait eta mfu memory_gib"
 NORMS = ("grad_norm", "param_norm")
 #: Dashes of texts and of masked views.
 DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
-#: A panel: its title, and by the label of each line its key in the log, and colour and dashes where it has its own.
+#: A panel: its title, and for the label of each line its key in the log, with colour and dashes if set.
 Panel = tuple[str, Mapping[str, tuple[str, tuple[Any, ...]]]]
-#: End of the metric that training pairs have, too, and the corpus's metrics to quote.
+#: Suffix of the metric that training pairs also have, and the corpus's main metrics.
 PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
 LINES: dict[str, tuple[str, Any]] = {
     **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
@@ -44,7 +44,7 @@ LINES: dict[str, tuple[str, Any]] = {
 
 @styled
 def learning_curves(run: RunFolder) -> Figure | None:
-    """Loss and its terms, logit scale and bias, traces, learning rate, gradients, recall in a batch, over steps."""
+    """Plot loss and its terms, logit scale and bias, traces, learning rate, gradients, recall in a batch."""
     names = _keys(run.train)
     if len(run.train) < 2:
         return None
@@ -68,7 +68,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
 
 @styled
 def evaluations(run: RunFolder) -> Figure | None:
-    """The main metric of every test set over steps; of each, training rows against its own among as many pairs."""
+    """Plot the main metric of every test set over steps, and the training rows against it among as many pairs."""
     if len(run.evals) < 2:
         return None
     mains, drawn = main_metrics(run), list[Panel]()
@@ -86,18 +86,18 @@ def evaluations(run: RunFolder) -> Figure | None:
 
 
 def main_metrics(run: RunFolder) -> list[str]:
-    """Return the keys of the figure to quote of every test set, in the evaluations of a run."""
+    """Return the keys of every test set's main metric in the evaluations of a run."""
     mains = (*(f"/{task.main}" for task in TASKS.values()), *CORPUS_MAINS)
     return [key for key in _keys(run.evals) if f"/{key}".endswith(mains) and "/own/" not in key]
 
 
 def sampled_sets(run: RunFolder, most: int = 5) -> list[str]:
-    """Return the first test sets of which as many pairs were ranked as of the training data."""
+    """Return the first test sets with as many ranked pairs as the training data."""
     return [key.removesuffix(PAIRS) for key in _keys(run.evals) if key.endswith(PAIRS)][:most]
 
 
 def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **form: Any) -> Figure | None:
-    """A panel for each (title, {label: (key of the lines, colour and dashes)}); None where there is nothing to draw."""
+    """Plot a panel for each (title, {label: (key of the lines, colour and dashes)}); None without data."""
     if not drawn:
         return None
     columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
@@ -105,7 +105,7 @@ def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **for
     for ax, (title, keys) in zip(axes, drawn):
         for label, (key, look) in keys.items():
             points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
-            ax.plot(*zip(*points), label=label, **dict(zip(("color", "linestyle"), look)), **form)  # else as the style
+            ax.plot(*zip(*points), label=label, **dict(zip(("color", "linestyle"), look)), **form)  # or by the style
         ax.set_title(title)
         if len(keys) > 1:
             ax.legend()
@@ -118,7 +118,7 @@ def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **for
 
 @styled
 def trace_histogram(result: CorpusResult) -> Figure:
-    """Traces of all drawings against those of all texts, ProLIP figure 5."""
+    """Plot the traces of all drawings against those of all texts, ProLIP figure 5."""
     figure, (ax,) = panels(1, 1, width=6.4)
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     scale, both = _scale(image, text), np.concatenate([image, text])
@@ -132,7 +132,7 @@ def trace_histogram(result: CorpusResult) -> Figure:
         ax.axvline(values.mean(), color=colour, linestyle=dashes, linewidth=1.6)
     percent(ax.yaxis)
     ax.set(
-        xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share", xscale=scale
+        xlabel="trace (uncertainty); lines: means of drawings (dashed) and texts (dotted)", ylabel="share", xscale=scale
     )
     ax.legend()
     return figure
@@ -140,7 +140,7 @@ def trace_histogram(result: CorpusResult) -> Figure:
 
 @styled
 def trace_by_level(result: CorpusResult) -> Figure:
-    """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
+    """Plot traces by caption level and of the drawings, ProLIP figure 7: captions as dots, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
     values = traces_of_levels(result.uncertainty(result.text), result.table)
     values["image"] = result.uncertainty(result.image)
@@ -161,7 +161,7 @@ def trace_by_level(result: CorpusResult) -> Figure:
 
 @styled
 def trace_by_length(result: CorpusResult) -> Figure:
-    """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
+    """Plot traces of texts against length, ProLIP figure 6; mean line and quartile band for at least 5 texts."""
     figure, axes = panels(1, 2, width=11)
     trace, level = result.uncertainty(result.text), result.table.text_level
     noise = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def trace_by_length(result: CorpusResult) -> Figure:
 
 @styled
 def true_matches(result: CorpusResult) -> Figure:
-    """Trace of every text against the number of concepts it is true of."""
+    """Plot the trace of every text against its number of matching concepts."""
     figure, (ax,) = panels(1, 1, width=6.4)
     table, trace = result.table, result.uncertainty(result.text)
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
@@ -190,14 +190,14 @@ def true_matches(result: CorpusResult) -> Figure:
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     rho = result.metrics["spearman/trace_true_matches"]
     ax.set_title(f"Spearman {rho:+.2f}" if np.isfinite(rho) else "Spearman undefined: constant traces")
-    ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)", yscale=_scale(trace))
+    ax.set(xlabel="matching concepts", ylabel="trace (uncertainty)", yscale=_scale(trace))
     _legend(ax)
     return figure
 
 
 @styled
 def expected_matches(result: CorpusResult) -> Figure | None:
-    """Drawings that every text is expected to fit against those that it does fit: a calibration plot of the traces."""
+    """Plot the expected against the true matches of every text: a calibration plot of the traces."""
     expected = result.expected_matches
     if expected is None:
         return None
@@ -206,7 +206,7 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
     shown = true > 0
     _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
-    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))  # below 1 is one group
+    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))  # all below 1 are one group
     groups = [rows for rows in (doubling == k for k in np.unique(doubling)) if rows.sum() >= 5 and true[rows].any()]
     means = np.array([(expected[rows].mean(), true[rows].mean()) for rows in groups])
     diamonds: Any = {"color": INK, "markeredgecolor": "white", "markersize": 7, "label": "mean of a group"}
@@ -218,7 +218,7 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
     ax.set(xscale="log", yscale="log")
-    ax.set(xlabel="drawings that the text is true of", ylabel="drawings it is expected to be true of")
+    ax.set(xlabel="true matches", ylabel="expected matches")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     _legend(ax)
@@ -226,31 +226,31 @@ def expected_matches(result: CorpusResult) -> Figure | None:
 
 
 def refused(result: CorpusResult) -> Figure:
-    """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
+    """Plot the share of wrong first names of drawings against the share that is named, by refusal signal."""
     ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, "names", "i2t")
     kept = [key for key in ("all", "answer", "mean", "score", "image") if key in signs]
     curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong) for key in kept}
-    return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
+    return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the least certain")
 
 
 @styled
 def reliability(result: CorpusResult) -> Figure | None:
-    """Match probabilities of the first captions of drawings, with doubt and without; None where there is no doubt."""
+    """Plot match probabilities of the first captions of drawings, adjusted and unadjusted; None without both."""
     rel, own = (reliabilities(x, "captions").get("calibration/match_i2t") for x in (result, replace(result, read={})))
     if result.doubt is None or rel is None or own is None:
         return None
-    figure = plot_reliability(rel, "with doubt", "First captions of drawings")
+    figure = plot_reliability(rel, "adjusted", "First captions of drawings")
     form: Any = {"color": MUTED, "linewidth": 1, "marker": "o", "markersize": 3, "zorder": 1}
-    figure.axes[0].plot(own.probability, own.frequency, label=f"without doubt  (ECE {own.ece:.3g})", **form)
+    figure.axes[0].plot(own.probability, own.frequency, label=f"unadjusted  (ECE {own.ece:.3g})", **form)
     figure.axes[0].legend(loc="lower right")
     return figure
 
 
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
-    """Return every figure that the run has something to show in, by name."""
+    """Return every figure that the run has data for, by name."""
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_traces = (trace_histogram, trace_by_level, trace_by_length, true_matches)
@@ -261,7 +261,7 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
 
 
 def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
-    """Return texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
+    """Draw texts as dots in the colour and with the marker of their level, the many names below: all (T,)."""
     for i, name in reversed(list(enumerate(LEVELS))):
         rows = level == i
         form: Any = {"s": 9 if rows.sum() > 100 else 30, "color": LEVEL_COLOURS[name], "marker": LEVEL_MARKERS[name]}
@@ -269,14 +269,14 @@ def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
 
 
 def _legend(ax: Axes) -> None:
-    """Return the legend of dots, which are too faint and small for one."""
+    """Add a legend with larger dots."""
     for handle in ax.legend(handletextpad=0.3).legend_handles:
         if isinstance(handle, PathCollection):
             handle.set(alpha=1.0, sizes=[32])
 
 
 def _keys(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of numbers, in order of appearance."""
+    """Return the numeric keys, in order of appearance."""
     return list(dict.fromkeys(key for line in lines for key, value in line.items() if _is_number(value)))
 
 
@@ -285,12 +285,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(key: str) -> str:
-    """Return a legend entry without what the panel's title says."""
+    """Return a legend entry without the words of the panel's title."""
     said = re.sub("^(inclusion|vib|trace|grad_norm)_", "", key)
     return key if said == key else said.replace("image_text", "image in text").replace("_", " ")
 
 
 def _scale(*values: np.ndarray) -> str:
-    """Return the scale of an axis: logarithmic where positive values span so much that nothing else shows them."""
+    """Return the scale of an axis: logarithmic if the range of positive values requires it."""
     x = np.concatenate(values)
     return "log" if x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12 else "linear"

@@ -1,4 +1,4 @@
-"""The report page: one HTML file with everything in it, from what a run folder holds."""
+"""The report page: one self-contained HTML file, from the files of a run folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import check_output, replacing
 
-#: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
+#: Copyright of the drawings of each style, as in data/emoji/LICENSES; pages with drawings show it.
 CREDITS = {
     "noto": "Noto Emoji, Google, Apache-2.0",
     "noto-v1": "Noto Emoji, Google, Apache-2.0",
@@ -32,33 +32,33 @@ CREDITS = {
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
 }
 
-#: What the figure to quote of a test set says, by its last word.
+#: Meaning of a test set's main metric, by its last word.
 QUOTED = {
-    "mean_recall@1": "of the images and texts find their own first",
-    "acc1": "of the images get their own class first",
+    "mean_recall@1": "of the images and texts rank their own match first",
+    "acc1": "of the images rank their own class first",
     "mAP": "mean average precision of the classes",
 }
-#: Of a test set and of the training data: how many pairs were ranked, and R@1 among them.
+#: Of a test set and of the training data: number of ranked pairs, and R@1 among them.
 SAMPLED = ("pairs", "pairs_R@1", "train_pairs_R@1")
-#: Longest time of the page that a run ends with, seconds.
+#: Time limit of the page at the end of a run, seconds.
 LIMIT = 120
 
 
 def make_report(
     folder: str | Path, evaluation: str | None = None, out: str | Path | None = None, seed: int = 0, title: str = ""
 ) -> Path:
-    """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
+    """Write `report.html` and `figures/*.png` into a run folder; return the page's path.
 
-    evaluation: name of the evaluation's folder in it, None for eval if there; out: another path for the page.
+    evaluation: name of the evaluation's folder in it, None: eval if it exists; out: another path for the page.
     """
     if evaluation and not (Path(folder) / evaluation / "metrics.json").is_file():
-        wanted = f"prolip eval emoji --output {Path(folder) / evaluation} writes one"
-        raise FileNotFoundError(f"no evaluation {evaluation} in {folder}: {wanted}")
+        remedy = f"write one with prolip eval emoji --output {Path(folder) / evaluation}"
+        raise FileNotFoundError(f"no evaluation {evaluation} in {folder}: {remedy}")
     run = read(folder, evaluation or "eval")
     below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
     check_output(below, folder=True)
     check_output(page)
-    facts(run), headlines(run)  # what is missing shows before minutes of drawing
+    facts(run), headlines(run)  # missing data is reported before minutes of drawing
     pictures = {}
     for name, figure in figures.draw_all(run, seed).items():
         buffer = io.BytesIO()
@@ -73,7 +73,7 @@ def make_report(
 
 
 def end_with_report(folder: Path) -> str:
-    """Where the page of a run that has just ended is, or why there is none; in the main thread within LIMIT seconds."""
+    """Return the path of a finished run's page, or why there is none; in the main thread within LIMIT seconds."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it took longer than {LIMIT} s")
@@ -84,8 +84,8 @@ def end_with_report(folder: Path) -> str:
         if bounded:
             signal.alarm(LIMIT)
         return f"report: {make_report(folder)}"
-    except Exception as error:  # a page is not worth a run
-        return f"warning: no report ({error}): prolip report {folder} writes it"
+    except Exception as error:  # a failed page must not fail the run
+        return f"warning: no report ({error}). Write it with prolip report {folder}"
     finally:
         if bounded:
             signal.alarm(0)
@@ -93,7 +93,7 @@ def end_with_report(folder: Path) -> str:
 
 
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str = "") -> str:
-    """Return the page as HTML; sections without data say what would fill them."""
+    """Return the page as HTML; sections without data name what is missing."""
     loader = PackageLoader("prolip.corpora.emoji.report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
@@ -101,7 +101,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result, uncertain = run.result, run.result if run.result and run.result.probabilistic else None
     last, meaning = run.evals[-1] if run.evals else {}, ""
-    with suppress(KeyError, ValueError):  # the run does not say which method, or it is not here
+    with suppress(KeyError, ValueError):  # the run does not name its method, or the method is not installed
         meaning = find_method(str((run.config or {})["method"])).meaning
     context: dict[str, Any] = {"run": run, "result": result, "seed": seed, "folder": str(run.folder)}
     context |= {"title": title or f"ProLIP: {run.folder.resolve().name}", "variances": meaning}
@@ -120,14 +120,14 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
 
 
 def headlines(run: RunFolder) -> list[tuple[str, str, str]]:
-    """The numbers that a person reads first, each with what it says and what chance would give: of the corpus, if the
-    run was evaluated on it, and of every other test set.
+    """Return the main metrics, each with its meaning and the value by chance: of the corpus, if it was evaluated
+    on it, and of every other test set.
     """
     out = []
     if result := run.result:
         m, names, images = result.metrics, len(result.corpus.concepts), len(result.corpus.drawings)
         if not m["zero_shot/subgroup_members/classes"] >= 1:
-            raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
+            raise ValueError(f"the evaluation of {images} drawings has no metrics. Evaluate again")
         words = {
             "names/i2t": f"of the {images:,} drawings get their own name first, out of {names:,} names",
             "names/t2i": f"of the names find their own drawing first, out of {images:,}",
@@ -149,7 +149,7 @@ def headlines(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def facts(run: RunFolder) -> dict[str, str]:
-    """What ran, where, for how long: (what, value)."""
+    """Return what ran, where and how long: {label: value}."""
     out: dict[str, str] = {}
     if run.train:
         last = run.train[-1]
@@ -168,7 +168,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
         out["ranked by"] = run.result.score.in_words
-        of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
+        of_score = info.get("score", info)  # the score that ranked may have its own scale
         if of_score.get("scale") is not None and of_score.get("bias") is not None:
             out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"
         out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"
@@ -178,12 +178,12 @@ def facts(run: RunFolder) -> dict[str, str]:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """0.3725 as 37.2%, small shares with a digit more, NaN and None as a dash."""
+    """Format 0.3725 as 37.2%, small shares with one more digit, NaN and None as a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{100 * value:.{digits + 1 if 0 < value < 0.01 else digits}f}%"
 
 
 def number(value: float) -> str:
-    """Four significant digits, NaN as a dash."""
+    """Format a number with four significant digits, NaN as a dash."""
     return f"{value:.4g}" if math.isfinite(value) else "–"

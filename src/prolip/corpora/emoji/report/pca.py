@@ -19,12 +19,12 @@ from prolip.measures.plane import fit_plane, place
 from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, lettering, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
-SUBGROUPS, EACH = 3, 2  # drawn at random, and drawings of each
+SUBGROUPS, EACH = 3, 2  # random subgroups, and drawings of each
 
 
 @styled
 def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
-    """Drawings of a few concepts with their captions of all four levels; ellipses at 1 and 2 standard deviations."""
+    """Plot drawings of a few concepts with captions of all four levels; ellipses at 1 and 2 standard deviations."""
     rng, members = np.random.default_rng(seed), dict[str, list[int]]()
     for i, drawing in enumerate(result.corpus.drawings):
         members.setdefault(result.corpus.concepts[drawing.concept].subgroup, []).append(i)
@@ -32,7 +32,7 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     chosen = [members[name] for name in rng.choice(able, size=min(SUBGROUPS, len(able)), replace=False)]
     drawings = [int(i) for rows in chosen for i in rng.choice(rows, size=min(EACH, len(rows)), replace=False)]
     concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
-    captions: dict[str, str] = {}  # of name, first keyword, subgroup and group, each text once, at its first level
+    captions: dict[str, str] = {}  # name, first keyword, subgroup and group, each text once, at its first level
     for level in LEVELS:
         for concept in concepts:
             captions |= {text: level for text in concept.captions(level)[:1] if text not in captions}
@@ -64,14 +64,14 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     first, second, *_ = plane.share
     ax.set(xlabel=f"first component ({first:.0%} of the variance)", ylabel=f"second component ({second:.0%})")
     ax.legend(loc="best", handletextpad=0.3)
-    figure.draw_without_rendering()  # places depend on the final limits
+    figure.draw_without_rendering()  # positions depend on the final limits
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
     _annotate(ax, places[:, :2], [*pictures, *map(lettering, captions)])
     return figure
 
 
 def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -> None:
-    """Put each thumbnail or text near its point, where it covers least of the points and of what is placed already."""
+    """Place each thumbnail or text near its point, where it covers the fewest points and earlier notes."""
     pixels = ax.transData.transform(points)
     taken = np.hstack([pixels - 5, pixels + 5])  # left, bottom, right, top
     frame = ax.get_window_extent()
@@ -89,12 +89,12 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
         sides = np.minimum(high[:, None], taken[:, 2:]) - np.maximum(low[:, None], taken[:, :2])
         over = np.maximum(frame.min - low, 0) + np.maximum(high - frame.max, 0)
         cost = sides.clip(0).prod(2).sum(1) + 40 * over.sum(1)
-        best = int((cost + 0.3 * np.arange(len(cost))).argmin())  # nearer places come first
+        best = int((cost + 0.3 * np.arange(len(cost))).argmin())  # nearer positions come first
         taken = np.vstack([taken, [*low[best], *high[best]]])
         points_per_pixel = 72 / ax.figure.dpi
         offset = ((places[best][0] - x) * points_per_pixel, (places[best][1] - y) * points_per_pixel)
         at = tuple(ax.transData.inverted().transform((x, y)))
-        form: Any = {"arrowprops": line if best >= 12 else None}  # a leader line where it is far
+        form: Any = {"arrowprops": line if best >= 12 else None}  # a leader line if it is far away
         if isinstance(note, str):
             ax.annotate(note, at, offset, textcoords="offset points", **form, **style)
         else:

@@ -1,4 +1,4 @@
-"""What a model with units does not know: the first section of its page, all from the evaluation's embeddings."""
+"""Uncertainty of a model with units: the first section of its page, from the evaluation's embeddings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from prolip.evaluation.metrics.streaming import Relevance
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.style import picture
 
-#: Where the texts of the first examples lie among all that fit a drawing, ordered by expected matches. Most fit one, so
-#: equal steps would show five alike.
+#: Quantiles of the first example texts among all that match a drawing, ordered by expected matches. Most match one, so
+#: equal steps would show five similar texts.
 QUANTILES = (0.5, 0.8, 0.9, 0.97, 0.995)
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
 
 
 def section(result: CorpusResult, seed: int = 0) -> dict[str, Any] | None:
-    """What the page shows; None where the model's traces have no unit. Of every level's texts that fit any drawing:
-    the errors in doublings (log2), mean with sign and without, and those of the best constant number.
+    """Return the section's contents; None if the traces have no unit. For each level's texts that match any drawing:
+    errors in doublings (log2), mean with and without sign, and those of the best constant number.
     """
     units, expected = result.model_score.units, result.expected_matches
     if units is None or expected is None:
@@ -49,14 +49,14 @@ def section(result: CorpusResult, seed: int = 0) -> dict[str, Any] | None:
 
 
 def drawn(result: CorpusResult) -> Inputs:
-    """Return the drawings of the corpus, as the model saw them, by their names."""
+    """Return the drawings of the corpus, as the model saw them, by name."""
     shown = result.corpus.drawings
     names = [result.corpus.concepts[one.concept].name for one in shown]
     return Inputs(result.image, names, lambda row: picture(shown[row].image(), lossless=True))
 
 
 def show_corpus(result: CorpusResult) -> SetExamples:
-    """Drawings and all texts, as any other test set."""
+    """Return examples of the drawings and all texts, as for any other test set."""
     own, texts = result.model_score if result.probabilistic else None, Inputs(result.text, result.table.texts)
     relevance = Relevance.from_dense(torch.from_numpy(result.text_relation.T))
     shown, nats = show(drawn(result), texts, relevance, result.score, own), result.read.get("ambiguity")
@@ -69,8 +69,8 @@ def show_corpus(result: CorpusResult) -> SetExamples:
 def texts(
     result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8
 ) -> list[tuple[QueryExample, str, float, float]]:
-    """The texts at QUANTILES of the expected matches, of those that fit any drawing, specific ones first: with the
-    drawings found first, their share of the drawings in words, their expected number and the text's information.
+    """Return the texts at QUANTILES of the expected matches, of those that match any drawing, specific first: with the
+    first drawings, the matching share in words, the expected matches and the information of the text.
     """
     relation, own, table = torch.from_numpy(result.text_relation), drawn(result), result.table
     shown = np.flatnonzero(relation.any(1))
@@ -87,8 +87,8 @@ def texts(
 def thirds(
     result: CorpusResult, units: Units, unsure: np.ndarray, sure: np.ndarray, seed: int = 0, each: int = 6
 ) -> list[tuple[int, float, list[tuple[QueryExample, float, float]]]]:
-    """Three equal groups of drawings (fewer drawings: one each) of rising `unsure` (N,), as `by_decile`: their number,
-    the share named right, and some at random, each with its first name, how `sure` (N,) it is, and its expected texts.
+    """Split the drawings into three equal groups (fewer drawings: one each) by `unsure` (N,): their number,
+    the share named right, and random ones, each with its first name, its certainty `sure` (N,), and expected texts.
     """
     own, (names, named) = drawn(result), result.galleries["names"]
     gallery = Inputs(names, [concept.name for concept in result.corpus.concepts])
@@ -107,7 +107,7 @@ def thirds(
 
 
 def read_all(result: CorpusResult) -> dict[str, str]:
-    """Return the sentences of the figures by name, as `readings.txt.j2` writes them from the numbers."""
+    """Return the sentences about the figures by name, as `readings.txt.j2` writes them from the numbers."""
     m, table, units, expected = result.metrics, result.table, result.model_score.units, result.expected_matches
     trace, lengths, true = result.uncertainty(result.text), result.token_lengths, result.text_relation.sum(1)
     usual = int(np.bincount(lengths).argmax())

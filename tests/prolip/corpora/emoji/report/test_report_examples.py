@@ -64,7 +64,7 @@ def test_inputs_with_a_unit_show_what_they_fit_and_points_have_no_most_certain_o
     score = TrueMatchScore(0.4, 0.1, images=50, texts=90).to_dict()
     (_, counts, least, _), _ = examples.show_features(features(score=score)).ends
     trace = 12 * torch.tensor(-9.0).exp()
-    assert counts == "how many texts each may fit"
+    assert counts == "expected matches among the texts"
     assert least[0].said == examples.amount(float((trace / 0.1).exp() / 90 * 10))
     assert examples.show_features(features(probabilistic=False)).ends == []
 
@@ -100,6 +100,6 @@ def test_the_page_shows_what_the_file_kept_and_escapes_it(tmp_path):
     assert "Examples from my &lt;set&gt;" in text and "&lt;b&gt;text&lt;/b&gt;" in text and "<b>text</b>" not in text
     assert not re.search("emoji(?!})|drawing|corpus", text)
     said = " ".join(re.sub("<[^>]+>", " ", text).split())
-    assert "whose best right answer leads the best wrong one by the most, and by the least" in said
-    for title in ("Best images, and the texts they find", "Worst texts, and the images they find", "Least certain"):
+    assert "the largest and the smallest lead of the best right answer" in said
+    for title in ("Best images, with the texts found", "Worst texts, with the images found", "Least certain"):
         assert title in said

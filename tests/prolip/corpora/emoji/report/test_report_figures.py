@@ -37,7 +37,7 @@ def test_expected_numbers_and_their_intervals_stand_where_units_have_them_and_no
     np.testing.assert_allclose(diamonds.get_xydata().reshape(-1, 2), np.reshape(means, (-1, 2)), rtol=1e-5)
     measured = matches_metrics(result.expected_matches, result.text_relation.sum(1))
     said = uncertainty.read_all(result)["expected"]
-    assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
+    assert f"Here {measured['matches/within_factor_2']:.0%} of the texts are in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
     result = with_doubt(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
     (axes,) = figures.expected_matches(result).axes
@@ -46,7 +46,7 @@ def test_expected_numbers_and_their_intervals_stand_where_units_have_them_and_no
     expected = result.expected_matches[result.text_relation.sum(1) > 0]
     np.testing.assert_allclose(ends, np.stack([expected / 2, expected * 2], 1), rtol=1e-5)
     result.metrics["matches/inside_interval"] = 0.875
-    assert "For 88% of the texts the thin line covers the true number." in uncertainty.read_all(result)["expected"]
+    assert "For 88% of the texts the thin line contains the true number." in uncertainty.read_all(result)["expected"]
 
 
 def test_reliability_of_first_captions_stands_beside_that_without_doubt():
@@ -57,7 +57,7 @@ def test_reliability_of_first_captions_stands_beside_that_without_doubt():
     right, own, d = true[torch.arange(len(item)), item], torch.sigmoid(20 * best - 9), result.doubt
     share = result.score.units.share(result.text.trace)[item]
     labels = [line.get_label() for line in axes.lines]
-    for name, p in (("with doubt", (1 - d) * own + d * share), ("without doubt", own)):
+    for name, p in (("adjusted", (1 - d) * own + d * share), ("unadjusted", own)):
         found = reliability(p, right)
         line = axes.lines[labels.index(f"{name}  (ECE {found.ece:.3g})")]
         shown = np.isfinite(line.get_xdata())
@@ -73,7 +73,7 @@ def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_
         (axes,) = figures.refused(made).axes
         labels = [line.get_label() for line in axes.lines]
         assert [label.split("  ")[0] for label in labels] == [*names, "random", "oracle"]
-        assert axes.get_title(loc="left") == "Naming 22 drawings, refusing the unsure"
+        assert axes.get_title(loc="left") == "Naming 22 drawings, refusing the least certain"
         by_trace = axes.lines[names.index("trace of the drawing")]
         order = result.image.trace.numpy().argsort(kind="stable")
         wanted = wrong[order].cumsum() / np.arange(1, 23)

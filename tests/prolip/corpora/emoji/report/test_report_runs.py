@@ -24,7 +24,7 @@ def test_parts_may_be_missing_and_a_line_cut_by_a_kill_is_left_out(folder, tmp_p
     assert runs.read(folder).config is None and len(runs.read(folder).train) == 12
     (folder / "metrics.jsonl").unlink()
     for none in (folder, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match="is no run folder"):
+        with pytest.raises(FileNotFoundError, match="is not a run folder"):
             runs.read(none)
 
 
@@ -49,7 +49,7 @@ null
 EXAMPLES = ("[]", '{"mine": 5}', '{"mine": [1, 2, [["image", [[1]], []]], []]}', "{")
 CONFIGS = ("[]", "null", '{"data": null}', '{"data": {"train_data": ["x"]}}', "{", "[" * 10**5)
 DAMAGES = [
-    *[("examples.json", text, "delete it, and the page has no examples") for text in EXAMPLES],
+    *[("examples.json", text, "Delete it for a page without examples") for text in EXAMPLES],
     *[("metrics.jsonl", f'{{"step": 1}}\n{line}\n{{"step": 3}}\n', "line 2 of") for line in LINES.splitlines()],
     *[("config.json", text, "config.json") for text in CONFIGS],
 ]

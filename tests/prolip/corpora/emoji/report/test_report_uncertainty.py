@@ -55,8 +55,8 @@ def words(html):
 
 def test_the_section_stands_behind_the_headlines_and_the_page_is_balanced_and_needs_nothing_else(html):
     text, folder = html
-    order = [text.index(said) for said in ("own name first", 'id="uncertainty"', "<h2>How it learned")]
-    assert order == sorted(order) and "The traces in detail" in text and "What the model is uncertain about" not in text
+    order = [text.index(said) for said in ("own name first", 'id="uncertainty"', "<h2>Training")]
+    assert order == sorted(order) and "The traces in detail" in text and "The model's uncertainty" not in text
     files = {path.stem for path in (folder / "figures").glob("*.png")}
     assert text.count('<img class="figure"') == len(files) == 9 and "expected_matches" in files
     parser = Balance()
@@ -74,7 +74,7 @@ def test_a_model_without_units_has_no_such_section(probabilistic, tmp_path, monk
     assert uncertainty.section(plain) is None
     text = page.make_report(write_run(tmp_path / "demo", plain)).read_text()
     assert 'id="uncertainty"' not in text and "bits" not in words(text)
-    assert ("What the model is uncertain about" in text) == probabilistic
+    assert ("The model's uncertainty" in text) == probabilistic
 
 
 def test_a_fitted_run_says_so_and_nothing_of_the_papers_loss(result, tmp_path):
@@ -82,7 +82,7 @@ def test_a_fitted_run_says_so_and_nothing_of_the_papers_loss(result, tmp_path):
     run = runs.RunFolder(tmp_path, {"method": "likelihood"}, train=log, result=result)
     said = page.render(run, {"learning_curves": b""})
     assert "Training learns the means only." in said
-    assert not re.findall(r"PPCL|VIB|contrastive loss|pushed away|I seldom match|is a point", said)
+    assert not re.findall(r"PPCL|VIB|contrastive loss|pushed away|rarely matches|is a point", said)
 
 
 def first_names(result):
@@ -119,8 +119,8 @@ def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, ht
         assert text.matches == result.text_relation[i].sum()
         assert text.matches == sum(answer.said == "right" for answer in found.answers)
         assert share == in_words(expected / 22)
-        assert f"fits {share} of the drawings ({examples.amount(expected)} of 22); " in said
-        assert f"true: {text.matches} says {bits:.1f} bits" in said
+        assert f"matches {share} of the drawings ({examples.amount(expected)} of 22); " in said
+        assert f"true: {text.matches} information {bits:.1f} bits" in said
 
 
 def test_errors_by_level_are_doublings_beside_the_best_constant(section, html, result):
@@ -143,7 +143,7 @@ def test_the_ends_of_the_lists_are_numbers_of_what_an_input_fits(html, result):
     (_, counts, least, _), (_, of_texts, *_) = uncertainty.show_corpus(result).ends
     fitted = np.exp(np.sort(result.image.trace.numpy())[:6] / 0.1) / 90 * len(result.table.texts)
     assert [x.said for x in least] == [examples.amount(x) for x in fitted]
-    assert (counts, of_texts) == ("how many texts each may fit", "how many images each may fit")
+    assert (counts, of_texts) == ("expected matches among the texts", "expected matches among the images")
     assert f"Images, with {counts}" in words(html[0])
     plain = make_result(traces=[0.8, 0.4, 0.2, 0.1])
     assert uncertainty.show_corpus(plain).ends[0][2][0].said == f"{plain.image.trace.min().item():#.4g}"
@@ -154,7 +154,7 @@ def test_the_logit_is_that_of_the_score_that_ranks(result, tmp_path):
     facts = page.facts(runs.RunFolder(tmp_path, result=make_result()))
     assert facts["logit"] == "10 x similarity -5"
     facts = page.facts(runs.RunFolder(tmp_path, result=replace(make_result(), info=info)))
-    assert facts["logit"] == "20 x similarity -9" and facts["ranked by"].endswith("true of the image")
+    assert facts["logit"] == "20 x similarity -9" and facts["ranked by"].endswith("matches the image")
 
 
 def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp_path):
@@ -168,5 +168,5 @@ def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp
     assert [x.label for x in most] == [names[i] for i in order[::-1][:6]] and most[0].said == "21.0 nats"
     pictures = dict.fromkeys(("reliability", "expected_matches"), b"")
     said = words(page.render(runs.RunFolder(tmp_path, result=result), pictures))
-    assert "Images, with their ambiguity" in said and "Is the match probability true?" in said
+    assert "Images, with their ambiguity" in said and "Calibration of the match probability" in said
     assert "Thin vertical lines are intervals" in said
