@@ -1,4 +1,4 @@
-"""docs/benchmarks/planner.md shows what the planner and the simulation print: every command runs again."""
+"""docs/benchmarks/planner.md and docs/guides/scaling.md show what the planner and the simulation print."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 EXAMPLES = [(re.sub(r"\\\n +", "", command), shown) for command, shown in BLOCK.findall(PAGE)]
+GUIDE = BLOCK.findall((ROOT / "docs" / "guides" / "scaling.md").read_text())
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # Random numbers and exp differ in the last places between processors; formulas may differ by a rounding.
 TOLERANCE = {True: 0.03, False: 0.006}
@@ -68,3 +69,11 @@ def test_the_page_shows_what_the_command_prints(capsys, command, shown):
     assert not differences(shown, printed, TOLERANCE["simulate_steps" in command]), (
         "the page is stale: run its commands again and paste what they print"
     )
+
+
+@pytest.mark.parametrize("command, shown", GUIDE)
+def test_the_guide_shows_the_last_lines_that_the_command_prints(capsys, command, shown):
+    assert plan(shlex.split(command)[2:]) == 0
+    last = shown.removeprefix("...\n")
+    printed = "\n".join(capsys.readouterr().out.splitlines()[-len(last.splitlines()) :])
+    assert last != shown and not differences(last, printed, TOLERANCE[False])

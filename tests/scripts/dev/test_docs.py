@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import fitted_models
 import open_clip
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import save_file
 
 import prolip
 from dev import openclip_table, reference
 from prolip.data.reading.shard_index import build_index
 from prolip.embedder import Embedder
-from prolip.embeddings import Pairs
-from prolip.fitting.attach import attach
-from prolip.methods.likelihood import LikelihoodConfig
+from prolip.evaluation.suites.datacomp.catalogue import TASKS
 from prolip.models.checkpoint import save_pretrained
 from training.main import parse
 
@@ -28,7 +23,6 @@ ROOT = Path(__file__).parents[3]
 
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-PICTURES = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
 
 
 def test_the_generated_pages_of_the_reference_are_the_codes():
@@ -104,50 +98,20 @@ def test_tests_that_pages_name_exist():
             assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory) -> str:
-    """Write a small model with variances, and next to it the random pairs of its fit."""
-    folder = tmp_path_factory.mktemp("fitted")
-    torch.manual_seed(0)
-    model = prolip.create_model("ProLIP-ViT-test")
-    save_pretrained(model, folder / "plain")
-    image, text = (torch.nn.functional.normalize(torch.randn(64, model.embed_dim), dim=1) for _ in range(2))
-    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {i}" for i in range(64)])
-    widths = {side: 2 * model.config[f"{part}_cfg"]["width"] for side, part in (("image", "vision"), ("text", "text"))}
-    first = {f"{side}_first": torch.randn(64, width) for side, width in widths.items()}
-    changes = {"changed": image.flip(0).unsqueeze(0).contiguous(), "changed_of": torch.arange(64)}
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first, **changes)
-    save_file(pairs.tensors(), folder / "pairs.safetensors")
-    attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
-    return f"local-dir:{folder}/fitted"
-
-
-@pytest.fixture
-def run_page(fitted, tmp_path, monkeypatch, capsys):
-    """Run the Python of a page next to some images, with the fitted model. Return its names and its output."""
-    for name, colour in zip(PICTURES, ("red", "blue", "green", "white", "black", "gray")):
-        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
-    (tmp_path / "pairs.safetensors").symlink_to(Path(fitted.removeprefix("local-dir:")).parent / "pairs.safetensors")
-    monkeypatch.chdir(tmp_path)
-
-    def run(page: str, changes: dict[str, str] | None = None, **given: Any) -> tuple[dict, str]:
-        names = dict(given)
-        for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
-            for old, new in {"local-dir:runs/demo/model": fitted, **(changes or {})}.items():
-                code = code.replace(old, new)
-            names |= given
-            exec(code, names)
-        return names, capsys.readouterr().out
-
-    return run
-
-
-def test_python_of_streaming_md_runs_on_shards_with_an_index(run_page, tmp_path):
-    shard = str(ROOT / "data/emoji/emojione.tar")
-    build_index([shard], str(tmp_path / "index.json"))
-    ours = {"s3://bucket/index.json": str(tmp_path / "index.json"), "s3://bucket/{00000..00009}.tar": shard}
-    names, _ = run_page("docs/guides/data.md", ours)
+def test_python_of_formats_md_reads_shards_with_an_index(tmp_path, capsys):
+    shard, index = str(ROOT / "data/emoji/emojione.tar"), str(tmp_path / "index.json")
+    build_index([shard], index)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/reference/formats.md").read_text(), re.S | re.M)
+    names: dict = {}
+    exec(code.replace("s3://bucket/index.json", index).replace("s3://bucket/{00000..00009}.tar", shard), names)
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
+
+
+def test_data_sets_md_lists_the_tasks_of_datacomp():
+    page = (ROOT / "docs/reference/data_sets.md").read_text()
+    for task in TASKS:
+        name = task.folders[0].removeprefix("wds_").removesuffix("_test")
+        assert f"| {task.name} | `{name}` | {task.size:,}" in page, task.name
 
 
 KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
