@@ -26,7 +26,7 @@ BUCKET = 25 * 2**20  # bytes of gradients, DDP's
 # Seconds to import torch and OpenCLIP and to start CUDA; per rank, to connect; per look-up in a shared file system.
 # Bytes/s between hosts outside NCCL. All assumed.
 PROCESS, CONNECT, LOOKUP, TCP = 30.0, 3e-3, 1e-3, 1e9
-# Seconds to read a shard's entry of the index, bytes per shard sent to all ranks: measured, docs/developing/data_order.md.
+# Seconds to read a shard's index entry, bytes per shard sent to all ranks: measured, docs/developing/data_order.md.
 # Seconds to draw a parameter of a new model: measured, docs/benchmarks/planner.md.
 INDEXED, SENT, DRAWN = 4e-6, 88, 7e-9
 # Samples in the shuffle buffer of a loader process, and bytes of its data position: a test compares the loader's.

@@ -51,8 +51,9 @@ def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:
     table, prompts = fitted.table, len(fitted.templates)
     own = entropy(table)
     yield f"{fitted}"
-    yield f"{len(table)} classes, {prompts} prompts; even weights are {1 / prompts:.4f}, entropy {np.log(prompts):.3f}"
-    yield f"entropy {own.mean():.3f} nats on average, {own.min():.3f} to {own.max():.3f}"
+    yield f"{len(table)} classes, {prompts} prompts; even weights are {1 / prompts:.4f}"
+    spread = f"{own.mean():.3f} nats on average, {own.min():.3f} to {own.max():.3f}"
+    yield f"entropy {spread} (even weights: {np.log(prompts):.3f})"
     mean = table.mean(0)
     for rank in mean.argsort(descending=True, stable=True).tolist():
         yield f"{mean[rank]:8.4f}  {fitted.templates[rank]}"

@@ -116,7 +116,7 @@ def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, t
     few = mini.wds_classification(tmp_path / "wds_few", classes=mini.CLASSES[:3], templates=TEMPLATES)
     assert "weights of 7 classes, these are 3" in refused(*words[:3], f"wds:{few}", "--prompts", str(kept))
     assert "give --prompts bprw" in refused(*words, "certain:1", "--prompts-fit", f"wds:{data[0]}")
-    assert "split of --prompts-fit" in refused(*words, "bprw", "--prompts-split", "train")
+    assert "--prompts-split needs --prompts-fit" in refused(*words, "bprw", "--prompts-split", "train")
     assert "or give other images" in refused(*words, "bprw", "--uncertainty")
     assert "not a setting of bprw" in refused(*words, "bprw:x")
     fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output"]

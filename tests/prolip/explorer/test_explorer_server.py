@@ -190,7 +190,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
         assert [path.name for path in tmp_path.glob("prolip-explore-*/*")] == ["index"]
         process.terminate()
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and errors.splitlines()[-2:] == ["12 added, 0 replaced, 0 removed", "ended"]
+    assert process.returncode == 0 and errors.splitlines()[-2:] == ["12 added, 0 replaced, 0 removed", "stopped"]
     assert not list(tmp_path.glob("prolip-explore-*"))
 
 

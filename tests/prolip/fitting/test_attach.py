@@ -244,7 +244,7 @@ def test_fewer_than_thirty_pairs_are_refused_before_they_are_embedded(pair, pict
     for rows in (1, 29):
         data = as_csv(tmp_path / "few.csv", [(picture, picture.stem) for picture in pictures[:rows]])
         assert f"{rows} pairs" in refused(capsys, *model, "--data", data)
-    assert "30 or more" in refused(capsys, *model, *DATA, "--fit-samples", 1)
+    assert "needs 30" in refused(capsys, *model, *DATA, "--fit-samples", 1)
     assert not (tmp_path / "out").exists()
 
 

@@ -76,7 +76,7 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
 
 def test_a_folder_whose_other_configuration_would_be_read_instead_is_refused(tmp_path):
     (tmp_path / "open_clip_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="open_clip_config.json is of another model: give another folder"):
+    with pytest.raises(ValueError, match="open_clip_config.json belongs to another model: give another folder"):
         save_pretrained(build(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["open_clip_config.json"]
 
@@ -184,7 +184,7 @@ def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_p
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP | {"quick_gelu": True}}))
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CLIPModel"], "quick_gelu": False}))
     name, options = bare(tmp_path / "bare"), {"pretrained": str(tmp_path / "clip.pt")}
-    with pytest.raises(ValueError, match="quick_gelu=True and the model has quick_gelu=False.*give quick_gelu=True"):
+    with pytest.raises(ValueError, match="quick_gelu=True, but the model has quick_gelu=False.*give quick_gelu=True"):
         prolip.create_model(name, **options)
     assert prolip.create_model(name, quick_gelu=True, **options).config["quick_gelu"]
     assert not prolip.create_model(name, quick_gelu=False, **options).config["quick_gelu"]

@@ -6,6 +6,7 @@ as the plain form of the call, with a warning if the values cannot be normalised
 """
 
 import random
+import re
 import traceback
 import warnings
 from collections import Counter
@@ -47,7 +48,7 @@ def judge(call, wanted=None, warning=None):
             ours = traceback.extract_tb(error.__traceback__)[-1].filename
             assert "/prolip/" in ours and "/tests/" not in ours, f"{error!r} comes from {ours}"
             text = str(error)
-            assert "\n" not in text and ":" in text and 20 < len(text) < 330, text
+            assert "\n" not in text and re.search(r": |\. [A-Z]", text) and 20 < len(text) < 330, text
             assert wanted is None, f"refused what is right: {text}"
             return REFUSED
     texts = [str(w.message) for w in seen]

@@ -71,7 +71,7 @@ def test_released_weights_in_a_model_of_ours_are_refused_although_they_fit(expec
         "special_token_ids": [1],
     }
     for pretrained in (TINY, TINY / "model.safetensors"):
-        with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
+        with pytest.raises(ValueError, match="forward='released', but the model has forward='paper'.*local-dir:"):
             prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
 
     def hub_file(repo, names, cache):
@@ -79,7 +79,7 @@ def test_released_weights_in_a_model_of_ours_are_refused_although_they_fit(expec
         return next(Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file())
 
     monkeypatch.setattr("prolip.models.registry.hub_file", hub_file)
-    with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'"):
+    with pytest.raises(ValueError, match="forward='released', but the model has forward='paper'"):
         prolip.create_model("ProLIP-ViT-test", "hf-hub:org/released", **same)
     model = prolip.create_model("ProLIP-ViT-test", str(TINY), forward="released", **same)
     with torch.no_grad():

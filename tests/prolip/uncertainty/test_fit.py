@@ -246,7 +246,7 @@ def test_tokens_that_are_not_there_are_asked_for():
 
 @pytest.mark.parametrize("pairs", [1, 2, 5, 29])
 def test_fewer_than_thirty_pairs_are_refused(pairs):
-    with pytest.raises(ValueError, match=f"{pairs} pairs of an image and a caption: .* 30 or more"):
+    with pytest.raises(ValueError, match=f"{pairs} pairs of an image and a caption, but .* needs 30"):
         fit_variances(few(pairs), bank=32, centres=8)
 
 

@@ -103,5 +103,5 @@ def test_a_page_that_fails_or_takes_too_long_does_not_fail_the_run(drawn, why, t
     began = time.monotonic()
     folder = start(tmp_path, "run", "--report", "--max-steps", "3")
     assert time.monotonic() - began < 25
-    assert f"warning: no report ({why}): prolip report {folder} writes it" in capsys.readouterr().out
+    assert f"warning: no report ({why}). Write it with prolip report {folder}" in capsys.readouterr().out
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

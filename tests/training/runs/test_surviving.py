@@ -76,7 +76,7 @@ def test_a_run_whose_output_dies_ends_as_an_undisturbed_one(forked, runs, whole,
     assert status(run)["state"] == "finished" and steps_done(run) == STEPS
     if out in STREAMS[1:] and not err:
         reported = "Broken pipe" if "head" in out else "No space left on device"
-        assert forked.err.count("\n") == 1 and "warning: stdout cannot be written ([Errno " in forked.err
+        assert forked.err.count("\n") == 1 and "warning: cannot write to stdout ([Errno " in forked.err
         assert reported in forked.err and reported in status(run)["lost_output"]["stdout"]
 
 

@@ -317,7 +317,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--data", "none.tar"], "no shard at none.tar"),
         (["--select", "group=foo"], "use one of food"),
         (["--similarity", "csd_similarty"], "did you mean csd_similarity"),
-        (["--model", "local-dir:nowhere"], "nowhere is no folder"),
+        (["--model", "local-dir:nowhere"], "nowhere does not exist"),
         (["--device", "warp"], "device 'warp' is unknown"),
         (["--output", "setup.py"], "setup.py is a file: give a folder"),
         (["--intervals", "1"], "--intervals 1: give 2 or more"),

@@ -1,17 +1,11 @@
 """Data sets by word and address: each word opens its format, everything else is refused; the documented new format."""
 
-import re
-from pathlib import Path
-
 import miniatures as mini
 import pytest
 
 import own_data
 from prolip.data.faults import FaultCounter
-from prolip.evaluation import datasets
-from prolip.evaluation.datasets.registry import READERS, SetReader, open_dataset
-
-DOCS = Path(__file__).parents[4] / "docs" / "guides" / "evaluation.md"
+from prolip.evaluation.datasets.registry import READERS, open_dataset
 
 
 def specs(root):
@@ -56,22 +50,3 @@ def test_every_word_opens_its_format(tmp_path):
 def test_other_forms_are_refused(spec, split, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         open_dataset(spec, split)
-
-
-def test_the_documented_format_is_a_module_and_a_line(tmp_path, monkeypatch):
-    section = DOCS.read_text().partition("**A format of your own**")[2]
-    (tmp_path / "scenes.py").write_text(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1])
-    word, reader = re.search(r'`"(\w+)": (SetReader\(.*?\)),`', section).groups()
-    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path)])
-    monkeypatch.setitem(READERS, word, eval(reader, {"SetReader": SetReader}))
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two/scenes.tsv").write_text("a.png\tred car\nb.png\tblue sea\n")
-    for number, name in enumerate("ab"):
-        (tmp_path / f"two/{name}.png").write_bytes(mini.picture(number))
-    dataset = open_dataset(f"scenes:{tmp_path}/two")
-    found = [(sample.key, sample.captions, sample.image) for sample in dataset.samples()]
-    assert found == [("a.png", ("red car",), mini.picture(0)), ("b.png", ("blue sea",), mini.picture(1))]
-    (tmp_path / "two/b.png").write_bytes(b"")
-    assert len(list(open_dataset(f"scenes:{tmp_path}/two", "0.5").samples())) < 2
-    with pytest.raises(ValueError, match="scenes:FOLDER has no splits"):
-        open_dataset(f"scenes:{tmp_path}/two", "val")

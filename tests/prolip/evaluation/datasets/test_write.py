@@ -88,4 +88,4 @@ def test_an_image_that_cannot_be_read_ends_the_writing_or_is_left_out(tmp_path, 
     path.write_bytes(path.read_bytes()[:9000])
     assert "1.tar" in refusal(capsys, lambda given: run(*given), *words) and not (tmp_path / "s").exists()
     run(*words, "--skip-damaged")
-    assert "left out: " in capsys.readouterr().err and (tmp_path / "s/index.json").exists()
+    assert "skipped: " in capsys.readouterr().err and (tmp_path / "s/index.json").exists()

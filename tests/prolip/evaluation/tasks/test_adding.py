@@ -81,3 +81,7 @@ def test_the_data_set_of_the_page_is_opened_by_its_word_and_evaluated(tmp_path, 
     assert [sample.captions for sample in samples] == [("a green cat",), ("a black dog",)]
     assert samples[1].image == (tmp_path / "dog.png").read_bytes()
     assert 0 <= evaluate_dataset(dataset, ours).metrics["i2t/R@1"] <= 1
+    with pytest.raises(ValueError, match="scenes:FOLDER has no splits"):
+        registry.open_dataset(f"scenes:{tmp_path}", "val")
+    (tmp_path / "dog.png").write_bytes(b"")
+    assert len(list(registry.open_dataset(f"scenes:{tmp_path}", "0.5").samples())) < 2
