@@ -55,7 +55,7 @@ def kernel_in_use(kit: Kit) -> None:
         pairs.Factors(torch.zeros(1, 1, device=kit.device), torch.zeros(1, device=kit.device))
     )
     kit.check(
-        "function that scores a block", f"{chosen.__module__}.{chosen.__name__}", "the Triton kernel", chosen is fused.sum_block
+        "scorer of a block", f"{chosen.__module__}.{chosen.__name__}", "the Triton kernel", chosen is fused.sum_block
     )
 
 
