@@ -310,7 +310,7 @@ class Pictures:
 
     @cached_property
     def traces(self) -> levels.LevelTraces:
-        """Uncertainties, (N, L)."""
+        """Return the uncertainties, (N, L)."""
         return levels.traces_by_level([self._embedder.score.uncertainty(z).numpy() for z in self.z])
 
     def failures(self, most: int) -> np.ndarray:
