@@ -44,8 +44,8 @@ class Published(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check per GPU: GFLOPs of a sample, published samples/s, the MFU that implies, and the samples/s predicted by the
-    planner from the median MFU of the *other* runs of the family (of all others if it is the only one)."""
+    """A check per GPU: GFLOPs of a sample, published samples/s, the MFU that implies, and the samples/s predicted by
+    the planner from the median MFU of the *other* runs of the family (of all others if it is the only one)."""
 
     run: Published
     flops: float
