@@ -5,7 +5,7 @@
     python scripts/dev/prose.py --pages            words and sentences of each page
     python scripts/dev/prose.py --list src/prolip/search docs/start.md    each finding with its line
 
-The words and their replacements are those of docs/developing/glossary.md; tests/test_prose.py holds the limits.
+tests/scripts/dev/test_glossary.py compares the words and their replacements with docs/developing/glossary.md.
 """
 
 from __future__ import annotations

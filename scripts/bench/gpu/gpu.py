@@ -55,7 +55,7 @@ PARTS = {
     "loader": Part("Feeding by the loader", 60),
     "run": Part("A run that is killed and resumed", 130),
     "fsdp": Part("FSDP2 on one rank", 60),
-    "waits": Part("What the host waits for in a step", 70),
+    "waits": Part("Waits of the host in a step", 70),
 }
 PROBE = """
 import json, sys

@@ -55,7 +55,7 @@ def kernel_in_use(kit: Kit) -> None:
         pairs.Factors(torch.zeros(1, 1, device=kit.device), torch.zeros(1, device=kit.device))
     )
     kit.check(
-        "what scores a block", f"{chosen.__module__}.{chosen.__name__}", "the Triton kernel", chosen is fused.sum_block
+        "scorer of a block", f"{chosen.__module__}.{chosen.__name__}", "the Triton kernel", chosen is fused.sum_block
     )
 
 
@@ -174,7 +174,7 @@ def pair_times(kit: Kit, plain: Collection[str], x: Any, size: str, block: int) 
     figure = f"{ratio:.3f} ({1e3 * medians['ours']:.1f} ms against: {fastest})"
     kit.speed(f"PPCL / plain, forward and backward, {size}", ratio, figure, most=1.2)
     if "plain, compiled" in plain:
-        kit.begin("the compiled loss with TF32 products: what full precision costs")
+        kit.begin("the compiled loss with TF32 products: the cost of full precision")
         torch.set_float32_matmul_precision("high")
         taken = bench_loss.take_turns(["plain, compiled"], turns, x, device)["plain, compiled"]
         kit.row("plain, compiled, TF32 products", f"{1e3 * statistics.median(taken):.1f} ms")

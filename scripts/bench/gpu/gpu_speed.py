@@ -54,11 +54,11 @@ def step(kit: Kit) -> None:
             f"{rate:,.1f} samples/s, {per_sample / 1e9:,.1f} GFLOP a sample, {rate * per_sample / 1e12:,.1f} TFLOP/s",
         )
         ratio = statistics.median(a / b for a, b in zip(times["prolip"], times["siglip"]))
-        told = kit.speed if how == "compiled" else lambda what, _, figure, **__: kit.row(what, figure)
-        told(f"ProLIP step / SigLIP step, {how}", ratio, f"{ratio:.3f}", most=1.08)
+        record = kit.speed if how == "compiled" else lambda what, _, figure, **__: kit.row(what, figure)
+        record(f"ProLIP step / SigLIP step, {how}", ratio, f"{ratio:.3f}", most=1.08)
         if peak is not None:
             mfu = rate * per_sample / peak
-            told(f"MFU of the ProLIP step, {how}", mfu, f"{mfu:.3f} of {peak / 1e12:,.1f} TFLOP/s", least=0.4)
+            record(f"MFU of the ProLIP step, {how}", mfu, f"{mfu:.3f} of {peak / 1e12:,.1f} TFLOP/s", least=0.4)
         elif how == "compiled":
             kit.write({"what": "MFU", "figure": "the device's peak is not known", "target": ">= 0.4", "met": None})
         kit.write({"samples_per_second": rate})

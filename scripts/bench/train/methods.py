@@ -170,7 +170,7 @@ def measure_vacsr_memory(options: argparse.Namespace) -> None:
         if way == "tiles" or mib < 1024 * options.most:
             _, seconds, most = alone(vacsr_loss, way, batch, dim, hidden)
             print(f"| {way} | {most:.0f} | {seconds:.2f} |", flush=True)
-    print(f"| what all pairs at once keep, computed | {mib:,.0f} | |")
+    print(f"| memory of all pairs at once, computed | {mib:,.0f} | |")
 
 
 def time_ranking(options: argparse.Namespace) -> None:

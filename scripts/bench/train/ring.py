@@ -194,11 +194,11 @@ def work(rank: int, options: argparse.Namespace, port: int) -> None:
     times = measure_losses(options, rank, device)
     scaling = measure_scaling(options, rank, device)
     if rank == 0:
-        tell(options, times, scaling)
+        report(options, times, scaling)
     dist.destroy_process_group()
 
 
-def tell(options: argparse.Namespace, times: dict[str, list[float]], scaling: list[float]) -> None:
+def report(options: argparse.Namespace, times: dict[str, list[float]], scaling: list[float]) -> None:
     """Print the table of the losses, then the scaling of a step."""
     print(
         f"loss: {options.ranks} ranks, local batch {options.batch_size}, D={options.dim}, float32, {options.device}, "

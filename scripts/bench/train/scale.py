@@ -219,7 +219,7 @@ def agree(run: Any, args: argparse.Namespace) -> int:
 CARRIERS = {
     "score_gathered": ("vectors of texts, and their gradients", "the device, for the slowest rank"),
     "send": ("gradients, a bucket of 25 MB each", "the device, after its backward pass, for the last bucket"),
-    "unshard": ("parameters of a block", "the device, where they have not come by the time the block before is done"),
+    "unshard": ("parameters of a block", "the device, if they arrive after the end of the block before"),
     "foreach_reduce": ("gradients of a block", "the device, after its backward pass, for the last block"),
     "average_gradient": ("gradients of scale and bias", "the device"),
     "norm": ("norms of gradients", "the device"),

@@ -196,7 +196,7 @@ def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
         print(f"\n{name}, two steps\n{found.key_averages().table(sort_by=by, row_limit=most)}")
 
 
-def tell(times: dict[str, list[float]], batch_size: int) -> None:
+def report(times: dict[str, list[float]], batch_size: int) -> None:
     """Print the table, then a line on masked views if they were measured."""
     print("| step | ms | samples/s | step / siglip |\n|---|---:|---:|---:|")
     for name, values in times.items():
@@ -233,7 +233,7 @@ def main() -> None:
     print(f"{options.model}, batch {options.batch_size}, {options.precision}, {where}, torch {torch.__version__}\n")
     with attention_for(f"amp_{options.precision}", device):  # the choice of training.main; the same for all
         steps = build_steps(options)
-        tell(measure(steps, options.rounds, device), options.batch_size)
+        report(measure(steps, options.rounds, device), options.batch_size)
         if options.profile:
             profiled(steps, options.profile, device)
 

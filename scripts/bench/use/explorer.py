@@ -96,7 +96,7 @@ def main() -> None:
                 "nearest to an item": ("search", {"row": 7}),
                 "nearest to another": ("search", {"row": 4321}),
                 "side by side": ("compare", {"row": 7}),
-                "what rules can be made of": ("columns", None),
+                "columns for rules": ("columns", None),
                 "a rule": ("rules", {"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.9)"]}),
             }
             for name, (path, values) in requests.items():

@@ -135,19 +135,19 @@ def in_child(args: argparse.Namespace, *words: str) -> dict:
 def report_ways(args: argparse.Namespace) -> None:
     """Print the table, and the differences between the metrics."""
     found = {way: in_child(args, "--measure", way) for way in WAYS}
-    print("| way | seconds | processor seconds | package's over it | peak MB | for scores and figures, MB |")
+    print("| way | seconds | processor seconds | package's over it | peak MB | for scores and metrics, MB |")
     print("|---|---|---|---|---|---|")
     for way, result in found.items():
         ratio = found["package"]["processor"] / result["processor"]
         times = f"{result['seconds']:.2f} | {result['processor']:.2f} | {ratio:.1f}"
         print(f"| {way} | {times} | {result['peak']:.0f} | {result['peak'] - result['before']:.0f} |")
     theirs = found["package"]["figures"]
-    print("\n| figure | package | matrix | function |\n|---|---|---|---|")
+    print("\n| metric | package | matrix | function |\n|---|---|---|---|")
     for key in theirs:
         print(f"| {key} | " + " | ".join(f"{found[way]['figures'][key]:.6f}" for way in WAYS) + " |")
     for way in WAYS[1:]:
         apart = max(abs(value - found[way]["figures"][key]) for key, value in theirs.items())
-        print(f"largest difference to the package, {way}: {apart:.1e} over {len(theirs)} figures")
+        print(f"largest difference to the package, {way}: {apart:.1e} over {len(theirs)} metrics")
 
 
 def main() -> None:

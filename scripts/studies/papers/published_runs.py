@@ -44,8 +44,8 @@ class Published(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Per GPU: GFLOPs of a sample, published samples/s, the MFU that implies, and the samples/s that the planner
-    predicts from the median MFU of the *other* runs of the family (of all others where it is the only one)."""
+    """A check per GPU: GFLOPs of a sample, published samples/s, the MFU that implies, and the samples/s predicted by
+    the planner from the median MFU of the *other* runs of the family (of all others if it is the only one)."""
 
     run: Published
     flops: float
@@ -55,7 +55,7 @@ class Check(NamedTuple):
 
 
 def read_runs(path: Path) -> list[Published]:
-    """The runs of a CSV file. Sources that do not give samples_per_second give samples, and the hours they took."""
+    """Read the runs of a CSV file. Sources without samples_per_second give samples and hours."""
     runs = []
     with open(path, encoding="utf-8-sig", newline="") as file:
         for row in csv.DictReader(file):

@@ -168,7 +168,7 @@ class Curation:
             f"{len(wrong):,} samples, {wrong.sum():,} with wrong captions. The rule drops {gone:,}, of which"
             f" {100 * found / max(gone, 1):.1f}% are wrong: {100 * found / max(wrong.sum(), 1):.1f}% of these."
         )
-        lines = [said, "", *tables.markdown(["figure", "AUROC of right captions"], rows), ""]
+        lines = [said, "", *tables.markdown(["metric", "AUROC of right captions"], rows), ""]
         runs = {
             name: [
                 study.load(path)

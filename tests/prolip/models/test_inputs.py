@@ -65,7 +65,7 @@ def gaussian(seed, rows=3, dim=4):
 
 
 def no_gaussians(z):
-    """Return inputs that are not Gaussians, for any second argument."""
+    """Return inputs that are not Gaussians, next to any other argument."""
     mean, log_var = z
     every = [mean, mean.numpy(), (mean, log_var), [mean, log_var], (mean, log_var, mean), [z, z], [], None, "z", 3.0]
     every += [z.select, mean.tolist(), {"mean": mean, "log_var": log_var}, Image.new("RGB", (2, 2)), Gaussian(z, z)]

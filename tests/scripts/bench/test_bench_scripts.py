@@ -85,7 +85,7 @@ SLOW = {
         "--memory vacsr --batch-size 16 --dim 16 --hidden 8 --threads 1",
         [
             *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
-            r"^\| what all pairs at once keep, computed \| \d+ \| \|$",
+            r"^\| memory of all pairs at once, computed \| \d+ \| \|$",
         ],
     ),
 }

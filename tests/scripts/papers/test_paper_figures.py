@@ -101,6 +101,6 @@ def test_a_walk_is_the_traversals_path_with_its_root_and_the_truth(result):
     share = np.mean([walk.root_is_true for walk in every])
     assert len(every) == 22 and paper.true_roots(result, found) == pytest.approx(share) and share > 0
     words = words_of(paper.traversals(result, found, most=4, seed=3))
-    assert any(f"true of {share:.0%}" in said for said in words)
+    assert any(f"matches {share:.0%}" in said for said in words)
     for walk in chosen:
-        assert any(f"“{walk.root}”, {'' if walk.root_is_true else 'not '}true" in said for said in words)
+        assert any(f"“{walk.root}”, {'' if walk.root_is_true else 'no '}match" in said for said in words)

@@ -88,7 +88,7 @@ def test_what_one_rank_asks_for_is_known_to_all_at_the_same_step_by_few_exchange
 
 
 def stepping(rank: int) -> list[float]:
-    """Return the losses of steps that are NaN on rank 1, then on none; one such step is allowed, not a second."""
+    """Return which of four steps are held: gradients are NaN on rank 1 in two, of which one is allowed."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     network, gate, held = nn.parallel.DistributedDataParallel(model), NonFiniteGuard(1, torch.device("cpu")), []

@@ -21,7 +21,7 @@ MOST_DPI = 1200
     shared(Compute, "device", "precision", "seed"),
     output("folder for the figures"),
     titled(
-        "What is drawn",
+        "Choice of figures",
         flag("--only", "draw only these, such as 4 5 C.1", nargs="+", choices=FIGURES, metavar="FIGURE"),
         flag("--images", "images at levels of prolip hierarchy hierarimgs: 8, C.2, C.3", metavar="FOLDER"),
         flag("--captions", "texts at levels for 7, from HierarCaps (default: the corpus's levels)", metavar="CSV"),

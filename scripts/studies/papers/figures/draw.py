@@ -90,7 +90,7 @@ def weights_of(source: Source) -> PromptWeights:
 
 
 def histograms(source: Source) -> Figure:
-    """Figure C.4."""
+    """Draw figure C.4."""
     weights = weights_of(source)
     return plot_weights(weights.table, f"Weights of {len(weights.templates)} prompts, {weights.rule}")
 

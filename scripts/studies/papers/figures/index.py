@@ -23,12 +23,12 @@ FIGURES: dict[str, Entry] = {
     "5": Entry("modalities", "uncertainty of drawings against that of texts"),
     "6": Entry("lengths", "uncertainty of texts against their length"),
     "7": Entry("text_levels", "uncertainty of texts by level, general to specific"),
-    "8": Entry("image_levels", "whether images are included in parts of themselves"),
+    "8": Entry("image_levels", "inclusion of images in parts of themselves"),
     "9": Entry("traversals", "captions met from drawings to their roots", False),
     "C.1": Entry("pairs", "pairs of certain and uncertain drawings and texts"),
     "C.2": Entry("image_traces", "uncertainty of images by level, and against their originals'"),
     "C.3": Entry("failures", "images that their own level 0 does not include"),
-    "C.4": Entry("prompts", "how uneven the weights of prompts are", False, needs_weights=True),
+    "C.4": Entry("prompts", "distribution of the weights of prompts", False, needs_weights=True),
     "C.5": Entry(
         "prompts_of_classes", "the prompts of most weight, next to drawings of their classes", False, needs_weights=True
     ),

@@ -192,7 +192,7 @@ def traversals(result: CorpusResult, found: Traversal, most: int = 8, seed: int 
     chosen = walks(result, found, most, seed)
     figure = Figure(figsize=(9.6, 0.78 * len(chosen) + 0.5), layout="constrained")
     share = true_roots(result, found)
-    title = "to the empty text" if np.isnan(share) else f"the [ROOT] is true of {share:.0%}"
+    title = "to the empty text" if np.isnan(share) else f"the [ROOT] matches {share:.0%}"
     figure.suptitle(f"From {len(found.met):,} drawings to their roots: {title}", x=0.01, ha="left")
     grid = figure.add_gridspec(len(chosen), 2, width_ratios=(0.62, 9.0))
     for i, walk in enumerate(chosen):
@@ -204,7 +204,7 @@ def traversals(result: CorpusResult, found: Traversal, most: int = 8, seed: int 
         words.text(0, 0.66, "\n".join(map(lettering, met)), va="center", fontsize=10, color=INK)
         words.text(0, 0.1, lettering("true: " + " → ".join(walk.own)), va="bottom", fontsize=8.5, color=MUTED)
         if walk.root is not None:
-            said, colour = ("true", GOOD) if walk.root_is_true else ("not true", BAD)
+            said, colour = ("match", GOOD) if walk.root_is_true else ("no match", BAD)
             said = lettering(f"[ROOT] “{walk.root}”, {said}")
             words.text(1, 0.1, said, va="bottom", ha="right", fontsize=9, color=colour)
     return figure
@@ -310,7 +310,7 @@ class Pictures:
 
     @cached_property
     def traces(self) -> levels.LevelTraces:
-        """Uncertainties, (N, L)."""
+        """Return the uncertainties, (N, L)."""
         return levels.traces_by_level([self._embedder.score.uncertainty(z).numpy() for z in self.z])
 
     def failures(self, most: int) -> np.ndarray:
