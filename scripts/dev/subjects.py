@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: The last commit before the rule, and later commits on main whose wrong subjects remain.
 SINCE = "a3315455b39dc49d"
-KEPT = frozenset(["82fd14bc"])
+KEPT = frozenset(["82fd14bc", "ca4885b8"])
 LONGEST = 72
 #: First words that are no imperatives: "Added", "Fixes", "Moving", and words that begin a clause or a noun phrase.
 VERBS = "add allow change check correct delete describe drop fix give improve keep make move name read remove rename"
