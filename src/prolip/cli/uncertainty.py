@@ -114,29 +114,28 @@ def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
 def describe(fitted: Fitted, pairs: Pairs) -> None:
     """Print how many images a text matches, how many texts an image matches, the correction, and missing novelty."""
     from prolip.uncertainty.novelty import FEWEST
-    from prolip.uncertainty.units import Units, in_words
+    from prolip.uncertainty.units import Units, in_words, range_in_words
 
     units = Units(fitted.score.unit, len(pairs.image), len(pairs.text))
     texts = fitted.text.trace(pairs.text.float(), pairs.text_ids)
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)
-        low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
-        tails = f"5% match {low} or fewer, 5% match {high} or more"
-        print(f"{what}s: the median {what} matches {middle} of the {of} ({tails}) and has {bits.median():.1f} bits")
+        low, middle, high = (float(share.quantile(q)) for q in (0.05, 0.5, 0.95))
+        print(f"median {what}: matches {in_words(middle)} of the {of}, {bits.median():.1f} bits")
+        print(f"  90% of the {what}s: {range_in_words(low, high)}")
     if (reader := fitted.reader) is not None:
         low, high = (x.exp() for x in reader.readings.bounds[2:])
-        print(f"paraphrased texts: 90% match {low:.2g} to {high:.2g} times as many images as predicted")
+        print(f"texts in other words: 90% match {low:.2g} to {high:.2g} times as many images as predicted")
         nats = reader.ambiguity(pairs.image.float())
-        median = f"the topic of the median image has an entropy of {nats.median():.1f} nats"
-        print("ambiguity of images:", "too few general texts to estimate" if nats.isnan().all() else median)
+        median = f"{nats.median():.1f} nats between topics for the median image"
+        print("ambiguity:", "too few general texts to estimate" if nats.isnan().all() else median)
     if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
         print(NO_CORRECTION)
     else:
         images = pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()
         doubts = [fitted.score.doubts(fitted.reader.evidence(x)) for x in images]
         own, changed = (doubt.median() for doubt in doubts if doubt is not None)
-        medians = f"{own:.0%} for the median image, {changed:.0%} for a strongly changed one"
-        print(f"weight of the base rate in match probabilities: {medians}")
+        print(f"base rate in match probabilities: {own:.0%} (median image), {changed:.0%} (strongly changed)")
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
             needs = f"at least {FEWEST} different {side}s, a ProLIP or OpenCLIP tower, and --novelty-centres"
