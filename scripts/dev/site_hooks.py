@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:)([^)#\s]+)(#[^)]*)?\)")
+CODE, FLAG = re.compile(r"<code>.*?</code>", re.S), re.compile(r"(?<=[\s>(|])--[a-z][a-z0-9-]*")
 NOTEBOOK, PAGE = "tour.ipynb", "tour.md"
 
 
@@ -29,6 +30,11 @@ def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
         return f"`{place}`" if words.strip("`") in (place, place.rsplit("/", 1)[-1]) else f"{words} (`{place}`)"
 
     return LINK.sub(named, markdown)
+
+
+def on_page_content(html: str, **options: Any) -> str:
+    """mkdocs' hook: keep flags whole where a line of code wraps; a browser would break them after a hyphen."""
+    return CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,16 @@ from dev import site_hooks
 ROOT = Path(__file__).parents[3]
 
 CONFIG = ROOT / ".mkdocs.yml"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+#: What a browser cuts or lets scroll sideways: the page itself, code, tables and images wider than their place.
+CUT = """() => {
+  const most = document.documentElement.clientWidth
+  const parts = document.querySelectorAll('.md-content :is(pre code, .md-typeset__scrollwrap, img)')
+  const wide = [...parts].filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth
+    || e.getBoundingClientRect().right > most + 1)
+  if (document.documentElement.scrollWidth > most) wide.push(document.documentElement)
+  return wide.map(e => e.tagName + ' ' + e.textContent.slice(0, 60))
+}"""
 
 
 class Loader(yaml.SafeLoader):
@@ -91,3 +102,24 @@ def test_public_names_stand_on_the_pages_of_the_api(site):
         "prolip.export.export_pt2",
     ):
         assert f'id="{name}"' in text, name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_start_and_guides_are_not_cut(site, width):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for path in [site / "index.html", site / "start.html", *sorted(site.glob("guides/*.html"))]:
+            page.goto(path.as_uri())
+            assert page.evaluate(CUT) == [], path.name
+        page.set_content("<div class='md-content'><pre><code style='display:block;width:50px'>" + "x" * 99)
+        assert page.evaluate(CUT)[0].startswith("CODE")
+        browser.close()
+
+
+def test_flags_stay_whole_where_code_wraps():
+    html = "<p>--a</p><code>prolip train --max-steps 3 (--name) a--b</code>"
+    whole = site_hooks.on_page_content(html)
+    assert re.findall(r'<span class="flag">(.*?)</span>', whole) == ["--max-steps", "--name"]
