@@ -46,8 +46,7 @@ def build_parser(method: str | None, prog: str = "training.main") -> Parser:
     """Return a parser with all flags of a run with this method; without a method, the flags that all methods share."""
     from prolip.methods import retired_flags
 
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(RETIRED | retired_flags(), prog=prog, usage=USAGE, description=DESCRIPTION, formatter_class=form)
+    parser = Parser(RETIRED | retired_flags(), prog=prog, usage=USAGE, description=DESCRIPTION)
     fill(parser, method)
     return parser
 

@@ -82,13 +82,14 @@ def parser_of(command: Command) -> Parser:
     lines = []
     for line in command.more.splitlines():  # keeps a description in its column
         column = re.match(r" *\S+ {2,}", line)
-        lines.append(textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0)))
+        lines.append(
+            textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0), break_on_hyphens=False)
+        )
     retired: dict[str, str] = {}
     for name in (command.name, command.name.split()[0], "prolip"):
         retired = RENAMED.get(name, {}) | retired
     settings = {"prog": f"prolip {command.name}", "description": about, "epilog": "\n".join(lines)}
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(retired, formatter_class=form, **settings)
+    parser = Parser(retired, **settings)
     add_all(parser, command.flags)
     return parser
 

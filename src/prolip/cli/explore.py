@@ -58,7 +58,7 @@ def make_app(args: argparse.Namespace) -> App:
     flag("--scores", "folder of prolip curate score, to try rules on all of its samples", metavar="FOLDER"),
     flag("--max-captions", "distinct captions to embed", default=2000, least=1),
     flag("--texts", "more texts for paths and names of images, one per line", metavar="FILE"),
-    flag("--host", "address to listen on; other machines reach all but the default (127.0.0.1)", default="127.0.0.1"),
+    flag("--host", "address to listen on; other machines reach all but 127.0.0.1", default="127.0.0.1"),
     flag("--port", "port to listen on; 0: any free port", default=8571, least=0),
     flag("--open", "open the page in a browser", action="store_true"),
     REFUSAL,

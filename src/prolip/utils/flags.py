@@ -28,6 +28,13 @@ class FlagError(ValueError):
     """An invalid flag or setting; the message names the one to use."""
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's, except that it does not break words such as --train-split after a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, with exceptions that name a remedy. An action's `least`: its smallest number.
 
@@ -35,7 +42,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
-        super().__init__(allow_abbrev=False, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **settings)
         self.retired = dict(retired or {})
         self._negative_number_matcher = NEGATIVE_NUMBER
 
