@@ -125,7 +125,7 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
         print(f"  90% of the {what}s: {range_in_words(low, high)}")
     if (reader := fitted.reader) is not None:
         low, high = (x.exp() for x in reader.readings.bounds[2:])
-        print(f"texts in other words: 90% match {low:.2g} to {high:.2g} times as many images as predicted")
+        print(f"reworded texts: 90% have {low:.2g} to {high:.2g} times the expected matches")
         nats = reader.ambiguity(pairs.image.float())
         median = f"{nats.median():.1f} nats between topics for the median image"
         print("ambiguity:", "too few general texts to estimate" if nats.isnan().all() else median)

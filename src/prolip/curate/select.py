@@ -100,6 +100,8 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
     if not yes:
         check_noise(choice, reasons, warning)
+        if not copies.any() and any(note["usable"] for note in notes):
+            raise ValueError(f"the rules keep none of {len(copies):,} samples: loosen them, or give --yes")
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(),

@@ -8,7 +8,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -201,9 +202,16 @@ def load_checkpoint(
         place,
         len(own) - len(kept),
         len(own),
-        *(", ".join(names) or "none" for names in (sorted(kept), resized, [x for x in given if x in ARCHIVE_EXTRAS])),
+        grouped(kept),
+        *(", ".join(names) or "none" for names in (resized, [x for x in given if x in ARCHIVE_EXTRAS])),
     )
     return LoadReport(tuple(sorted(kept)), tuple(resized))
+
+
+def grouped(names: Iterable[str]) -> str:
+    """Return names of tensors by module: "logit_bias, visual.reader.* (23)"; none: no name."""
+    parts = Counter(".".join(name.split(".")[:2]) for name in sorted(names))
+    return ", ".join(part if count == 1 else f"{part}.* ({count})" for part, count in parts.items()) or "none"
 
 
 def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:

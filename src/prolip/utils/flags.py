@@ -59,8 +59,9 @@ class Parser(argparse.ArgumentParser):
                 raise FlagError(explain_unknown(word, known, self.retired))
         given, unknown = self.parse_known_args(arguments)
         if unknown:
-            remedy = self.retired.get("", "give settings as --flag value")
-            raise FlagError(f"got {' '.join(unknown)!r} without a flag: {remedy}")
+            flag = arguments[max(list(arguments).index(unknown[0]) - 2, 0)]  # that of the word before, if it has one
+            remedy = f"{flag} takes one value" if flag in self.flags() else "give settings as --flag value"
+            raise FlagError(f"got {' '.join(unknown)!r} without a flag: {self.retired.get('', remedy)}")
         for action in self._actions:
             value, least = getattr(given, action.dest, None), getattr(action, "least", None)
             if least is not None and isinstance(value, int) and value < least and value != action.default:

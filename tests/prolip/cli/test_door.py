@@ -95,6 +95,7 @@ def test_the_help_of_training_needs_no_openclip_and_shows_a_method_where_one_is_
         (["hub", "save", "run", "--outptu", "x"], "unknown flag --outptu: did you mean --output"),
         (["hub", "save", "run", "--out", "x"], "--out is not a flag here: use --output"),
         (["hub", "save", "run", "more", "--output", "x"], "got 'more' without a flag"),
+        (["eval", "tasks", "--model", "a", "b"], "got 'b' without a flag: --model takes one value"),
         (["search", "query", "runs/index", "a cat"], "got 'a cat' .*: search for a text with --text 'a cat', for an"),
         (["search", "query", "runs/index", "--text", "cat", "--top", "0"], "--top 0: give 1 or more"),
         (["hub", "save"], r"required: RUN, --output \(prolip hub save --help\)"),
