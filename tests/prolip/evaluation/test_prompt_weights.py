@@ -168,8 +168,9 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     prompts(["show", str(kept), "--top", "1", "--output", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     nats = -(found.table * found.table.log()).sum(1)
-    assert lines[:2] == [str(found), "7 classes, 4 prompts; even weights are 0.2500, entropy 1.386"]
-    assert lines[2] == f"entropy {nats.mean():.3f} nats on average, {nats.min():.3f} to {nats.max():.3f}"
+    assert lines[:2] == [str(found), "7 classes, 4 prompts; even weights are 0.2500"]
+    spread = f"{nats.mean():.3f} nats on average, {nats.min():.3f} to {nats.max():.3f}"
+    assert lines[2] == f"entropy {spread} (even weights: 1.386)"
     means = [float(line.split()[0]) for line in lines[3:7]]
     assert means == sorted(means, reverse=True) and sum(means) == pytest.approx(1, abs=1e-3)
     for name, row, line in zip(mini.CLASSES, found.table, lines[7:14]):

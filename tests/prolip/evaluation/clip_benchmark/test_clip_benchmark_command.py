@@ -60,7 +60,7 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
     return {
         "model": (["--model", "ProLIP-ViT-B16"], "did you mean ProLIP-ViT-B-16"),
         "no weights": (["--model", "ProLIP-ViT-test"], "give --pretrained FILE"),
-        "two weights": (["--model", ours, "--pretrained", "x"], "drop one"),
+        "two weights": (["--model", ours, "--pretrained", "x"], "remove one"),
         "pairs": (["--pretrained_model", "ViT-B-32"], "use 'model,pretrained'"),
         "caption": (["--dataset_root", str(folders / "pairs"), "--task", "captioning"], "cannot write captions"),
         "task": (["--task", "zeroshot_retrieval"], "choose zeroshot_classification or linear_probe"),
