@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from prolip.evaluation.evaluate import PARTS, TaskResult, parts_of
+from prolip.measures.chance import is_at_chance
 
 #: Metrics of the table, in this order, if a task has them.
 COLUMNS = (
@@ -79,7 +80,21 @@ def format_table(results: Sequence[TaskResult]) -> str:
             lost = ", ".join(f"{kind} {n}" for kind, n in damaged["kinds"].items()) if damaged else ""
             lines.append(line + f"  ! left out: {lost}" * bool(damaged))
             lines[-1] += f"  ! too small for {', '.join(absent)}" if absent else ""
+            lines[-1] += at_chance(row)
     return "\n".join(lines[1:])
+
+
+def at_chance(row: TaskResult) -> str:
+    """Format a remark if as many first answers would be right by chance; "" otherwise."""
+    images = row.info["images"]
+    for metric, candidates in (("acc1", row.info.get("classes", 1)), ("i2t/R@1", images)):
+        if (
+            candidates > 1
+            and metric in row.metrics
+            and is_at_chance(round(row.metrics[metric] * images), images, candidates)
+        ):
+            return f"  ! no better than chance ({1 / candidates:.1%}): check weights, captions and classes"
+    return ""
 
 
 def format_uncertainty(results: Sequence[TaskResult]) -> str:

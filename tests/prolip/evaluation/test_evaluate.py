@@ -140,12 +140,21 @@ def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
     got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=4)), ours)
     absent = ["i2t/R@10", "t2i/R@5", "t2i/R@10", "rsum"]
     assert got.info["too_small_for"] == absent and not set(absent) & got.metrics.keys() and "i2t/R@5" in got.metrics
-    assert format_table([got]).endswith(f"  ! too small for {', '.join(absent)}")
+    assert f"  ! too small for {', '.join(absent)}" in format_table([got])
     dataset = open_wds(mini.wds_classification(tmp_path / "few", classes=mini.CLASSES[:4], images=9))
     assert set(evaluate_dataset(dataset, ours).metrics) == {"acc1", "mean_per_class_recall"}
     # --best-metric asks before the first step.
     names = TASKS["retrieval"].names(open_caption_table(mini.caption_table(tmp_path / "table")))
     assert "t2i/R@5" in names and "i2t/R@10" in names and not {"t2i/R@10", "rsum"} & set(names)
+
+
+@pytest.mark.parametrize("metric, size", [("acc1", {"classes": 5}), ("i2t/R@1", {"texts": 50})])
+def test_a_model_at_chance_is_remarked_in_the_table(ours, tmp_path, metric, size):
+    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=4)), ours)
+    info = {"model": got.info["model"], "similarity": "csd", "task": "t", "images": 25} | size
+    for share, remark in ((1 / (size.get("classes") or 25), True), (0.9, False)):
+        table = format_table([replace(got, metrics={metric: share}, info=info)])
+        assert ("! no better than chance" in table) == remark
 
 
 def test_cues_pick_as_many_candidates_as_belong_to_them(tmp_path, ours):
