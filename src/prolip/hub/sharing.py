@@ -238,8 +238,8 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
     """Return (caption, trace, share of matching images, bits) by level, measured, else for round shares."""
     given = [(words, float(metrics[key])) for key, words in LEVELS if isinstance(metrics.get(key), (int, float))]
     if not given:
-        shares = [torch.tensor(1 / n) for n in (2, 10, 100) if units.images >= n]
-        given = [("a text", float(units.trace(share))) for share in shares]
+        names = {2: "a general text", 10: "a narrower text", 100: "a specific text"}
+        given = [(names[n], float(units.trace(torch.tensor(1 / n)))) for n in names if units.images >= n]
     traces = torch.tensor([trace for _, trace in given])
     matched, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()
     return [(words, f"{t:.3f}", in_words(x), f"{bit:.1f}") for (words, t), x, bit in zip(given, matched, bits)]
