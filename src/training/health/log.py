@@ -214,8 +214,8 @@ class ChanceWatch:
             return ""
         return (
             f"warning: step {step}: the model is still at chance: in-batch R@1 is {rate:.1%}, chance is "
-            f"{1 / self.candidates:.1%}. Likely causes: the bias (try --init-logit-bias auto), the learning rate "
-            "(--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
+            f"{1 / self.candidates:.1%}. Likely causes: the bias (--init-logit-bias auto, or -log(batch - 1)), the "
+            "learning rate (--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
         )
 
 
