@@ -100,10 +100,12 @@ def lines_of(code: str) -> Iterator[str]:
 
 def placed(source: str, target: str) -> None:
     """Copy a file. A large one, which commands replace but never change, becomes a hard link if possible."""
-    if os.path.getsize(source) > 1e6:
-        with contextlib.suppress(OSError):  # another disk
+    try:
+        if os.path.getsize(source) > 1e6:
             os.link(os.path.realpath(source), target)  # a model's files may not be symbolic links
             return
+    except OSError:  # another disk
+        pass
     shutil.copy2(source, target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -36,8 +37,10 @@ def demo(tmp_path_factory) -> Path:
 
 def run_page(page: Path, inputs: Path, demo: Path, folder: Path, slow: bool) -> int:
     """Run the blocks of a page in order; returns how many ran."""
-    sandbox, ran = blocks.Sandbox(folder / "page", inputs, demo), 0
-    for block in blocks.blocks_of(page.read_text()):
+    sandbox, ran, text = blocks.Sandbox(folder / "page", inputs, demo), 0, page.read_text()
+    found = blocks.blocks_of(text)
+    assert len(re.findall(r"^ *```(?:bash|python|sh)", text, re.M)) == sum(block.place != (0, 0) for block in found)
+    for block in found:
         if not block.runs or block.slow > slow:
             continue
         printed, ran = sandbox.run(block), ran + 1
@@ -75,3 +78,13 @@ def test_a_block_that_fails_or_prints_something_else_is_found(inputs, demo, tmp_
     for code in ("```bash\nprolip search query nowhere --text cat\n```", "```python\nraise ValueError('no')\n```"):
         with pytest.raises(RuntimeError, match="ended with"):
             sandbox.run(blocks.blocks_of(code)[0])
+
+
+def test_large_files_of_the_demo_are_linked_or_on_another_disk_copied(tmp_path, monkeypatch):
+    large = tmp_path / "model"
+    large.write_bytes(bytes(2_000_000))
+    blocks.placed(str(large), str(tmp_path / "linked"))
+    assert (tmp_path / "linked").samefile(large)
+    monkeypatch.setattr(os, "link", lambda *places: (_ for _ in ()).throw(OSError("Invalid cross-device link")))
+    blocks.placed(str(large), str(tmp_path / "copied"))
+    assert (tmp_path / "copied").read_bytes() == large.read_bytes() and not (tmp_path / "copied").samefile(large)
