@@ -214,7 +214,7 @@ def fsdp(kit: Kit) -> None:
         )
         sharded.at.step = sharded.at.batch_in_epoch = 3
         save(sharded)
-        sharded.kept.saver.settle(final=True)
+        sharded.outputs.saver.settle(final=True)
         weights = whole_model(sharded.trained.objective.model, sharded.world).state_dict()
         for part in (plain, sharded):
             close(part)
