@@ -39,7 +39,7 @@ DESCRIPTION = """Train a probabilistic vision-language model.
 
 On N devices: torchrun --nproc_per_node N -m training.main, with the same flags.
 --help --method METHOD adds the flags of a method."""
-USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SHARDS [...]"
+USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SOURCE [...]"
 
 
 def build_parser(method: str | None, prog: str = "training.main") -> Parser:
