@@ -201,7 +201,7 @@ def figures_of(folder: Path) -> dict[str, float]:
         sys.exit(
             f"error: {folder / 'eval.json'} has {wrong[0]}, expected name -> number: delete {folder} and train again"
         )
-    last = {}
+    last: dict[str, float] = {}
     log = folder / "metrics.jsonl"
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         with contextlib.suppress(ValueError):  # truncated by a kill

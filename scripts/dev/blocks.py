@@ -130,7 +130,7 @@ class Sandbox:
         os.chdir(self.folder)
         try:
             if block.kind == "python":
-                return self.printed(lambda: exec(code, self.names) or 0, code)
+                return self.printed(lambda: exec(code, self.names), code)
             return "".join(self.command(line, "serve" in block.mark) for line in lines_of(code))
         finally:
             os.chdir(before)

@@ -277,9 +277,12 @@ def compare_all(commits: list[Commit], root: Path, options: argparse.Namespace) 
     yield both("one process", lambda commit, out: train(commit, out, "one", *steps))
     ranks = ["--batch-size", 64, *steps]
     yield both("two ranks", lambda commit, out: train(commit, out, "two", *ranks, ranks=2))
+
+    def by(method: str) -> Callable[[Commit, Path], Path]:
+        return lambda commit, out: train(commit, out, method, "--method", method, *steps)
+
     for method in ("siglip", "clip"):
-        words = ["--method", method, *steps]
-        yield both(method, lambda commit, out, words=words, method=method: train(commit, out, method, *words))
+        yield both(method, by(method))
     half = ["--lr-scheduler", "const", "--max-steps"]
     whole = train(before, outs[0], "whole", *half, options.steps)
     train(before, outs[1], "half", *half, options.steps // 2)

@@ -251,9 +251,9 @@ def main() -> None:
         for path in pages(args.root):
             lengths = [len(words) for words in sentences(path.read_text(encoding="utf-8"))] or [0]
             mean, long = sum(lengths) / len(lengths), sum(length > 25 for length in lengths)
-            name = path.relative_to(args.root)
+            page = path.relative_to(args.root)
             print(
-                f"| {name} | {len(path.read_text(encoding='utf-8').split())} | {mean:.0f} | {max(lengths)} | {long} |"
+                f"| {page} | {len(path.read_text(encoding='utf-8').split())} | {mean:.0f} | {max(lengths)} | {long} |"
             )
     else:
         for name, number in count(args.root).items():

@@ -56,7 +56,7 @@ def groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[argparse
 def section(command: Command) -> str:
     """Format one command as a section of the page."""
     lines = [f"## prolip {command.name}", "", f"{command.does[0].upper()}{plain(command.does[1:])}.", ""]
-    lines += ["```bash", *parser_of(command).description.split("\n\n", 1)[1].strip().splitlines(), "```", ""]
+    lines += ["```bash", *(parser_of(command).description or "").split("\n\n", 1)[1].strip().splitlines(), "```", ""]
     for title, actions in groups(parser_of(command)):
         plainly = title in ("options", "positional arguments", command.name)
         lines += [*([] if plainly else [f"{plain(title)}:", ""]), *map(entry, actions), ""]
@@ -77,7 +77,8 @@ def commands_page() -> str:
 
 def default_of(field: dataclasses.Field) -> str:
     """Return a setting's default as you type it."""
-    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    factory = field.default_factory
+    value = field.default if factory is dataclasses.MISSING else factory()
     if value == AUTO:
         return "auto"
     if value is None or value == () or value == "":

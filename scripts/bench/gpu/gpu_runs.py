@@ -13,13 +13,16 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from gpu_kit import ROOT, Kit, WrongResultError
 from torch import Tensor
+
+if TYPE_CHECKING:  # the other imports of the program wait until `gpu.py` has found the device
+    from training.state import Run
 
 SHARDS = "data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar"
 
@@ -122,7 +125,7 @@ def run(kit: Kit) -> None:
 
 
 # --- FSDP2, waits -----------------------------------------------------------------------------------------------------
-def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None, **settings: Any) -> Any:
+def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None, **settings: Any) -> Run:
     """Return a run on synthetic samples, as the program builds it, ready for its first step."""
     from training.config import build_config
     from training.parallel import World
@@ -151,7 +154,7 @@ def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None,
     return build(config, World(device=kit.device), kit.folder / name, rows=8)
 
 
-def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
+def moved(run: Run, steps: int) -> Iterator[dict[str, Tensor]]:
     """Yield the loss terms of the first steps of a run, stepped as in `loop.train`."""
     from training.loop import on_device, training_step
 
@@ -192,7 +195,7 @@ def fsdp(kit: Kit) -> None:
         store=dist.HashStore(),
         rank=0,
         world_size=1,
-        **({"device_id": kit.device} if backend == "nccl" else {}),
+        device_id=kit.device if backend == "nccl" else None,
     )
     for precision, bound in {"fp32": 1e-3, "amp_bf16": 3e-2}.items():
         kit.begin(f"three steps in shards and without, {precision}")
@@ -214,6 +217,7 @@ def fsdp(kit: Kit) -> None:
         )
         sharded.at.step = sharded.at.batch_in_epoch = 3
         save(sharded)
+        assert sharded.outputs.saver is not None  # this rank writes shards
         sharded.outputs.saver.settle(final=True)
         weights = whole_model(sharded.trained.objective.model, sharded.world).state_dict()
         for part in (plain, sharded):

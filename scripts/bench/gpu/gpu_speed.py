@@ -7,7 +7,6 @@ import gc
 import os
 import statistics
 import tarfile
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 
@@ -101,10 +100,11 @@ def write_shards(folder: Path, shards: int, samples: int, distinct: int) -> str:
 
 def loader(kit: Kit) -> None:
     """Compare samples/s of the training loader on all cores, counted as in slurm/measure.py, with the step's."""
+    import measure  # of slurm/
+
     from prolip.data.config import fitting_workers
     from prolip.utils.threads import cores
 
-    measure = import_module("measure")  # of slurm/
     shards, samples, distinct = (2, 16, 2) if kit.rehearse else (2 * cores(), 128, 64)
     kit.begin(f"{shards} shards of {samples} JPEGs, 256 x 256 pixels")
     address = write_shards(kit.folder, shards, samples, distinct)

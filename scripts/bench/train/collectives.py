@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import sys
@@ -10,7 +11,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 #: Operators of torch.distributed -> the collective; positions of its inputs and outputs among the arguments.
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[str, int | None, int | None] | None] = {
     "send": ("send", 0, None),
     "recv_": ("receive", None, 0),
     "_allgather_base_": ("all-gather", 1, 0),
@@ -69,9 +69,9 @@ class Ledger(TorchDispatchMode):
 
     def note(self, name: str, args: tuple) -> None:
         """Record a collective. A rank sends all of its W parts but its own."""
-        if COLLECTIVES[name] is None:
+        if (collective := COLLECTIVES[name]) is None:
             return
-        kind, outward, inward = COLLECTIVES[name]
+        kind, outward, inward = collective
         self.counts[kind] += 1
         out = 0 if outward is None else sum(x.nbytes for x in tensors(args[outward]))
         part = {"all-gather": self.ranks - 1, "reduce-scatter": 1 - 1 / self.ranks, "all-to-all": 1 - 1 / self.ranks}
@@ -120,7 +120,8 @@ def real_looking_ddp() -> Any:
 class Sending(nn.parallel.DistributedDataParallel):
     """DDP with the hook `send`."""
 
-    @wraps(nn.parallel.DistributedDataParallel.__init__)
+    __signature__ = inspect.signature(nn.parallel.DistributedDataParallel)
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.register_comm_hook(None, send)
@@ -145,8 +146,8 @@ class Calls:
         sys.addaudithook(lambda event, _: self.count(names[event]) if event in names else None)
         for name in ("stat", "lstat"):
             setattr(os, name, self.counted(getattr(os, name)))
-        self.map = torch.UntypedStorage.from_file
-        torch.UntypedStorage.from_file = self.mapped
+        self.map: Any = torch.UntypedStorage.from_file
+        patch.object(torch.UntypedStorage, "from_file", self.mapped).start()
 
     def mapped(self, name: str, shared: bool, size: int) -> torch.UntypedStorage:
         """Map a file as torch does, and count its bytes."""

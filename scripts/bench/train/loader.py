@@ -74,11 +74,11 @@ def picture(width: int, height: int, seed: int) -> bytes:
     for cell in (4, 16, 64):
         coarse = rng.normal(scale=8 * cell**0.5, size=(3, height // cell + 2, width // cell + 2)).astype(np.float32)
         for channel, layer in enumerate(coarse):
-            pixels[..., channel] += Image.fromarray(layer).resize((width, height), Image.Resampling.BICUBIC)
+            pixels[..., channel] += np.asarray(Image.fromarray(layer).resize((width, height), Image.Resampling.BICUBIC))
     image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
     draw = ImageDraw.Draw(image)
     for number in range(12):
-        left, top, span = rng.integers(width), rng.integers(height), rng.integers(8, width // 4)
+        left, top, span = (int(rng.integers(*ends)) for ends in ((width,), (height,), (8, width // 4)))
         shape = draw.ellipse if number % 2 else draw.rectangle
         shape((left, top, left + span, top + span // 2), fill=tuple(rng.integers(0, 256, 3).tolist()))
     grainy = np.asarray(image) + rng.normal(scale=4, size=(height, width, 1))
@@ -227,8 +227,11 @@ def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
     """Return name -> files."""
     if args.images:
         return {str(args.images): [path.read_bytes() for path in jpegs(args.images)]}
-    sizes = {size: [int(side) for side in size.split("x")] for size in args.sizes}
-    return {size: [picture(*sides, seed) for seed in range(args.files)] for size, sides in sizes.items()}
+    sizes = {size: size.split("x") for size in args.sizes}
+    return {
+        size: [picture(int(width), int(height), seed) for seed in range(args.files)]
+        for size, (width, height) in sizes.items()
+    }
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -41,9 +41,9 @@ from prolip.losses import log_match_odds, tiled_loss_over_ranks
 from prolip.methods import METHODS, source_free
 from prolip.methods.vacsr import SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402
 from prolip.random import pair_noise
-from prolip.scores import CSDScore, Score, largest
+from prolip.scores import CSDScore, Score, Side, largest
 
-OTHER = {"image": "text", "text": "image"}
+OTHER: dict[Side, Side] = {"image": "text", "text": "image"}
 
 
 def parse() -> argparse.Namespace:
@@ -244,7 +244,7 @@ def time_neighbours(options: argparse.Namespace) -> None:
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
-        found = {}
+        found: dict[str, list[Any]] = {}
         for name, way in ways.items():
             start = clock()
             found[name] = [way(side) for side in OTHER]

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
@@ -60,11 +61,8 @@ class Kept:
 @contextmanager
 def no_exchange() -> Iterator[None]:
     """Run the ring without messages."""
-    honest, exchanges.Transfer = exchanges.Transfer, Kept  # type: ignore[misc]
-    try:
+    with patch.object(exchanges, "Transfer", Kept):
         yield
-    finally:
-        exchanges.Transfer = honest  # type: ignore[misc]
 
 
 def build_losses(options: argparse.Namespace, rank: int, device: torch.device) -> dict[str, Step]:

@@ -29,12 +29,13 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
@@ -49,7 +50,7 @@ RANKS = (2, 8, 64, 512, 4096)
 SAMPLES, LINKS = 10_000, 10_000
 TEST_SHARDS = 16
 COLUMNS = ("looked up", "opened", "listed", "read", "mapped", "collectives", "sent", "received", "seconds")
-Counts = dict[str, list[dict[str, float]]]
+Counts = dict[str, list[Mapping[str, float]]]
 PHASES = ("start", "step", "stop", "save", "load", "kinds")
 #: Ranks per machine.
 LOCAL = 8
@@ -113,11 +114,12 @@ def begin(config: Any, rank: int, ranks: int) -> None:
 
 def count_start(folder: Path, args: argparse.Namespace) -> Counts:
     """Return ranks -> the counts of rank 0 and of the last one."""
-    calls, results, config = Calls(), {}, settings(folder, args.shards)
+    calls, config = Calls(), settings(folder, args.shards)
+    results: Counts = {}
     begin(config, 0, 1)  # triggers late imports
     for ranks in args.ranks:
         sent: list[bytes] = []
-        pair = []
+        pair: list[Mapping[str, float]] = []
         for rank in (0, ranks - 1):
             with Rank(rank, ranks, sent) as place, calls.counting() as found, Ledger(ranks) as ledger:
                 begin(config, rank, ranks)
@@ -139,7 +141,8 @@ def words_of(folder: Path, *more: str) -> list[str]:
 
 def count_run(folder: Path, args: argparse.Namespace) -> dict[str, Counts]:
     """Return phase -> ranks -> the counts of rank 0 and of the last one."""
-    calls, results = Calls(), {phase: {} for phase in PHASES[1:-1]}
+    calls = Calls()
+    results: dict[str, Counts] = {phase: {} for phase in PHASES[1:-1]}
     phases_of(folder / "warm", Rank(0, 2, []), calls, args)  # triggers late imports
     for ranks in args.ranks:
         sent: list[bytes] = []
@@ -157,7 +160,7 @@ def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace)
     from training.main import parse
     from training.parallel import World
 
-    names = {"local_rank": place.rank % LOCAL, "local_size": min(LOCAL, place.ranks)}
+    names: dict[str, Any] = {"local_rank": place.rank % LOCAL, "local_size": min(LOCAL, place.ranks)}
     fields = World.__dataclass_fields__
     world = World(rank=place.rank, world_size=place.ranks, **{k: v for k, v in names.items() if k in fields})
     found: dict[str, Counter[str]] = {}
@@ -186,10 +189,7 @@ def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace)
             run.outputs.saver.settle(final=True)
         address = str(folder / "run/checkpoints/step_3.pt")
         training.run.close(run)
-        if hasattr(training.run, "read_checkpoint"):
-            counted("load", partial(training.run.read_checkpoint, address, world))
-        else:
-            counted("load", partial(training.run.load_checkpoint, address))
+        counted("load", partial(training.run.read_checkpoint, address, world))
     return found
 
 
@@ -201,16 +201,13 @@ def agree(run: Any, args: argparse.Namespace) -> int:
     """Exchange requests between STEPS steps of --step-ms milliseconds; a new request follows each answer."""
     from training import parallel as distributed
 
-    real, now, asked, late = getattr(distributed, "time", None), time.monotonic(), 0, 0
-    distributed.time = SimpleNamespace(monotonic=lambda: now)
-    try:
+    now, asked, late = time.monotonic(), 0, 0
+    with patch.object(distributed, "time", SimpleNamespace(monotonic=lambda: now), create=True):
         for step in range(STEPS):
             now += args.step_ms / 1000
             stop, *_ = run.health.consensus.exchange(15 if step >= asked else 0, 0, 0)
             if stop:
                 late, asked = max(late, step - asked), step + 7  # so that requests come at varying steps
-    finally:
-        distributed.time = real
     return late
 
 
@@ -237,14 +234,14 @@ class Carried(Ledger):
     def note(self, name: str, args: tuple) -> None:
         before = self.sent.total()
         super().note(name, args)
-        if COLLECTIVES[name] is None:
+        if (collective := COLLECTIVES[name]) is None:
             return
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_name not in CARRIERS:
             frame = frame.f_back
         if frame is None:
             raise RuntimeError(f"no row describes the collective {name} of a step. Add its function to CARRIERS")
-        row = frame.f_code.co_name, COLLECTIVES[name][0]
+        row = frame.f_code.co_name, collective[0]
         self.number[row] += 1
         self.bytes[row] += self.sent.total() - before
 
@@ -338,8 +335,8 @@ def show(value: float) -> str:
 def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
     """Return the table of rank 0, one other rank, and all of them together, without columns of zeros."""
 
-    def three(results: Counts) -> dict[tuple[str, str], dict[str, float]]:
-        rows: dict[tuple[str, str], dict[str, float]] = {}
+    def three(results: Counts) -> dict[tuple[str, str], Mapping[str, float]]:
+        rows: dict[tuple[str, str], Mapping[str, float]] = {}
         for ranks, (first, other) in results.items():
             every = {name: first[name] + (int(ranks) - 1) * other[name] for name in COLUMNS}
             every |= {LATE: other[LATE]} if LATE in other else {}
@@ -369,8 +366,8 @@ def compare(args: argparse.Namespace) -> None:
             environment = os.environ | {"PYTHONPATH": str(Path(checkout).resolve() / "src"), "OMP_NUM_THREADS": "1"}
             words = [*phases, "--shards", args.shards, "--ranks", *args.ranks, "--step-ms", args.step_ms]
             words += ["--model", args.model, "--in", name, "--run", Path(name) / f"run{number}"]
-            command = [sys.executable, __file__, *words]
-            done = subprocess.run([str(word) for word in command], env=environment, stdout=subprocess.PIPE, text=True)
+            child = [sys.executable, __file__, *words]
+            done = subprocess.run([str(word) for word in child], env=environment, stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 raise SystemExit(f"counting in {checkout} ended with {done.returncode}. See the lines above")
             found.append(json.loads(done.stdout.splitlines()[-1]))

@@ -10,7 +10,6 @@ designer's drawings sets the refused confidence, and the other half is classifie
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 
 import numpy as np
@@ -114,4 +113,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
-    sys.exit(main())
+    main()

@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,7 +102,7 @@ def main() -> None:
             }
             for name, (path, values) in requests.items():
                 before = cpu(process.pid)
-                seconds = timed(lambda path=path, values=values: ask(url, path, values))
+                seconds = timed(partial(ask, url, path, values))
                 taken = cpu(process.pid) - before
                 print(f"| {name} | {seconds:.2f} | {taken:.2f} | {memory(process.pid)} |", flush=True)
         finally:

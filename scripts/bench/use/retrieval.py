@@ -84,7 +84,7 @@ def by_package(matrix: np.ndarray, image_ids: list[int], caption_ids: list[int])
             target_metrics=["coco_1k_recalls", "coco_5k_recalls", "cxc_recalls", "eccv_recalls"]
         )
         eccv = found.compute_all_metrics(target_metrics=["eccv_map_at_r", "eccv_rprecision"])
-    out = {}
+    out: dict[str, float] = {}
     for name, both in (recalls | eccv).items():
         task, figure = name.rsplit("_", 1) if "_r" in name and name[-1].isdigit() else ("eccv", name)
         figure = {"eccv_map_at_r": "mAP@R", "eccv_rprecision": "R-Precision"}.get(figure, f"R@{figure[1:]}")

@@ -88,7 +88,9 @@ class Results:
 
     def __init__(self, folder: Path, args: argparse.Namespace):
         self.path, own = folder / RESULTS, {name: getattr(args, name) for name in SAME}
-        kept = json.loads(self.path.read_bytes()) if self.path.exists() else {"options": own, "rows": []}
+        kept: dict[str, Any] = (
+            json.loads(self.path.read_bytes()) if self.path.exists() else {"options": own, "rows": []}
+        )
         if other := [
             f"--{name.replace('_', '-')} {value}" for name, value in kept["options"].items() if own[name] != value
         ]:

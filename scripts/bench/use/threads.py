@@ -62,7 +62,7 @@ def children(options: argparse.Namespace) -> dict[str, subprocess.Popen]:
         for name, way in WAYS.items()
         if name in ("default", *options.ways)
     }
-    threads = {name: child.stdout.readline().strip() for name, child in found.items()}
+    threads = {name: line_of(child) for name, child in found.items()}
     print(
         f"{options.model}, batch {options.batch_size}, {options.precision}, turns of {options.steps} steps, "
         f"{os.cpu_count()} cores, threads: {threads['default']}\n"
@@ -70,14 +70,20 @@ def children(options: argparse.Namespace) -> dict[str, subprocess.Popen]:
     return found
 
 
+def line_of(child: subprocess.Popen, sent: str = "") -> str:
+    """Send a text to a process and return the next line that it prints."""
+    assert child.stdin is not None and child.stdout is not None  # both are pipes
+    child.stdin.write(sent)
+    child.stdin.flush()
+    return child.stdout.readline().strip()
+
+
 def measure(found: dict[str, subprocess.Popen], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of every turn of every way, after one uncounted turn."""
     times: dict[str, list[float]] = {name: [] for name in found}
     for turn in range(rounds + 1):
         for name, child in found.items():
-            child.stdin.write("\n")
-            child.stdin.flush()
-            taken = float(child.stdout.readline())
+            taken = float(line_of(child, "\n"))
             if turn:
                 times[name].append(taken)
     return times
@@ -116,8 +122,7 @@ def main() -> None:
             ratio = f"{middle:.3f} ({low:.3f} to {high:.3f})"
             print(f"| {busy} busy processes | {name} | {usual:.1f} | {best:.1f} | {ratio} |", flush=True)
     for child in found.values():
-        child.stdin.close()
-        child.wait()
+        child.communicate()
 
 
 if __name__ == "__main__":

@@ -202,9 +202,9 @@ def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) 
     rows = []
     for second, first in pairs:
         for percent in runs.percents:
-            both = [list(map(statistics, runs.results(runs.name(method, percent)))) for method in (first, second)]
-            if all(both):
-                rows.append([f"{second} - {first}", f"{percent}%", *gain(*both, keys).values()])
+            a, b = (list(map(statistics, runs.results(runs.name(method, percent)))) for method in (first, second))
+            if a and b:
+                rows.append([f"{second} - {first}", f"{percent}%", *gain(a, b, keys).values()])
     titles = {key: title.strip() for title, (key, _) in FIGURES.items()}
     return markdown(["", "noise", *(titles[key] for key in keys)], rows)
 

@@ -210,7 +210,9 @@ def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
     with its matches and its asked trace; AUROC of errors by the latter; logit spread over the middle 68% of traces.
     """
     doubt, true, wanted = result.uncertainty(result.text), np.log(result.table.true_matches), asked(result)
-    known, scale = ~np.isnan(wanted), float(result.model_score.scale)  # type: ignore[attr-defined]
+    known, scale = ~np.isnan(wanted), result.model_score.scale
+
+    assert scale is not None  # every method of this study has one
 
     def over_texts(of: Callable[[np.ndarray], float]) -> Statistic:
         def estimate(weights: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -108,9 +108,11 @@ def draw_figure(found: dict[str, Points], path: Path) -> None:
         ]:
             rows = chosen.numpy()
             if way in PAPER:
+                width, height = (0.12 * sigma[rows]).T
                 axis.add_collection(
                     EllipseCollection(
-                        *(0.12 * sigma[rows]).T,
+                        width,
+                        height,
                         0,
                         units="xy",
                         offsets=x[rows],

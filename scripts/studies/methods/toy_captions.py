@@ -122,7 +122,7 @@ def train(seed: int, steps: int, uniformity: float = 0.0) -> Found:
         image, caption, label = (x[rows] for x in data)
         v = images(image * (torch.rand(image.shape, generator=g) >= ERASED))
         t = texts(caption.masked_fill(torch.rand(caption.shape, generator=g) < DROPPED, UNKNOWN))
-        points = [z.sample(SAMPLES, g).transpose(0, 1) for z in (v, t)]
+        points = v.sample(SAMPLES, g).transpose(0, 1), t.sample(SAMPLES, g).transpose(0, 1)
         same = (label.unsqueeze(1) == label).float()
         odds = log_match_odds(*points, a, b)
         loss = F.binary_cross_entropy_with_logits(odds, same, reduction="sum") / BATCH + KL * (vib(v) + vib(t))
@@ -159,10 +159,10 @@ def draw_figure(found: Found, path: Path) -> None:
             (z, HALF, {key: [(*c[:3], alpha) for c in colours] for key, alpha in looks.items()}),
             (generic, NEARLY_ALL, {"facecolors": "none", "edgecolors": "red", "linewidths": 1.5}),
         ):
-            sizes = 2 * radius**0.5 * (gaussian.log_var / 2).exp().numpy()
+            width, height = (2 * radius**0.5 * (gaussian.log_var / 2).exp().numpy()).T
             axis.add_collection(
                 EllipseCollection(
-                    *sizes.T, 0, units="xy", offsets=gaussian.mean.numpy(), transOffset=axis.transData, **look
+                    width, height, 0, units="xy", offsets=gaussian.mean.numpy(), transOffset=axis.transData, **look
                 )
             )
         axis.scatter(*z.mean.numpy().T, s=3, c=colours)

@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,7 +157,7 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
                     if not path.exists():
                         embedder = Embedder.load(f"local-dir:{folder}")
                         drawings = drawings_of(model, designer)
-                        found = ask(embedder, evaluate_corpus(embedder, drawings))
+                        found: dict[str, Any] = dict(ask(embedder, evaluate_corpus(embedder, drawings)))
                         if model == HELD:
                             names = (old or out) / f"{HELD}{seed}" / hold_out_texts.HELD
                             held = json.loads(names.read_text(encoding="utf-8"))

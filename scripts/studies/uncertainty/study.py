@@ -93,7 +93,7 @@ def of_counts(subject: Subject) -> Row:
 
 def of_refusal(subject: Subject) -> Row:
     """Predict wrong first names by the drawing, the text, or both, and wrong nearest drawings."""
-    result, row = subject.result, {}
+    result, row = subject.result, Row()
     i2t, t2i = result.rankings["names"]
     wrong, missed = (~x.hit(1).bool().numpy() for x in (i2t, t2i))
     if subject.image is not None:
@@ -288,7 +288,8 @@ def subjects(options: argparse.Namespace) -> Iterable[Subject]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    table, statistics, gains = Table(), {}, []
+    table, gains = Table(), []
+    statistics: dict[str, list[dict[str, Statistic]]] = {}
     for subject in subjects(options):
         for functions, _ in TABLES.values():
             for function in functions:

@@ -145,7 +145,8 @@ class Curation:
 
     def found(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Return masks of samples with a wrong caption and of kept samples, and every signal."""
-        wrong, kept, figures = [], [], {name: [] for name in MEANINGS}
+        wrong, kept = [], []
+        figures: dict[str, list[np.ndarray]] = {name: [] for name in MEANINGS}
         for path in sorted((self.folder / "curated/scores").glob("*.parquet")):
             wrong += [json_record(raw)["wrong"] for raw in read_shard(read_table(path).note["shard"])]
             kept.append(read_table(self.folder / "curated" / SELECTION / path.name, ["copies"]).columns["copies"] > 0)

@@ -63,8 +63,8 @@ def main() -> None:
         result = load(folder)
         scores = {"own": result.score, **{name: find_score(name)() for name in args.scores}}
         for name, score in scores.items():
-            for side, gallery, queries in (("image", result.image, result.text), ("text", result.text, result.image)):
-                differ += compare(f"{folder} | {name}", score, queries, gallery, side, args)
+            differ += compare(f"{folder} | {name}", score, result.text, result.image, "image", args)
+            differ += compare(f"{folder} | {name}", score, result.image, result.text, "text", args)
     sys.exit(1 if differ else 0)
 
 
