@@ -37,7 +37,7 @@ def read_rows(
     """Return the images of a source, one of the kinds ROWS, each with all captions and its record.
 
     splits: of a published set, joined by '+'; split: part of a split by content; max_bad: share of a table's rows that
-    may lack their image or caption (None: none, without advice on flags). FileNotFoundError, ValueError.
+    may lack their image or caption (None: none, the error names --skip-damaged). FileNotFoundError, ValueError.
     """
     if source.kind == "images":
         rows = read_folder(local_path(source.address), selector)
@@ -102,7 +102,9 @@ def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split |
             except ShardFault as fault:
                 (on_fault or strict_note)(ShardFault(fault.kind, f"{redacted(url)}: {fault.message}"))
         return
-    rows, base = read_rows(source, splits=split if isinstance(split, str) else None, split=part), base_of(source)
+    most = None if on_fault is strict_note else 1.0
+    named = split if isinstance(split, str) else None
+    rows, base = read_rows(source, splits=named, split=part, max_bad=most), base_of(source)
     for number, row in enumerate(rows.rows):
         try:
             raw = rows(number)

@@ -201,7 +201,7 @@ def read_table(
         log.info("%s: recognised %s", os.path.basename(path), ", ".join(chosen.guessed))
     if rows or not (broken or damaged):
         rows = list(keep_selected(rows, selector, path).rows)
-    lacking, share = problems_of(rows, columns, folders)
+    lacking, share = problems_of(rows, columns, folders, rooted=max_bad not in (None, 1.0))
     problems = lacking if share > (max_bad or 0) else []
     if lacking and not problems:
         log.warning("%s: these rows are skipped: %s", printable(path), "; ".join(map(printable, lacking)))
@@ -214,8 +214,9 @@ def read_table(
             raise broken
         problems = [*problems, str(broken).removeprefix(f"{path} ")]
     if problems:
-        tolerated = max_bad is not None and not damaged and broken is None
-        remedy = "correct the table" + (", or raise --max-bad-fraction" if tolerated else "")
+        flag = "add --skip-damaged" if max_bad is None else "raise --max-bad-fraction"
+        whole = not damaged and broken is None
+        remedy = f"correct or delete these rows, or {flag}" if whole else "correct the table"
         header = f"{printable(path)} ({'the header' if source.kind == 'csv' else 'the first'} is row 1)"
         if len(problems) == 1:
             raise TableError(f"{header}: {problems[0]}; {remedy}")
@@ -223,8 +224,13 @@ def read_table(
     return ImageRows(merged(rows, columns.captions), embedded())
 
 
-def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str]) -> tuple[list[str], float]:
-    """Return the problems of rows as texts, and the affected share; paths start where most files are."""
+def problems_of(
+    rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str], rooted: bool
+) -> tuple[list[str], float]:
+    """Return the problems of rows as texts, and the affected share; paths start where most files are.
+
+    rooted: name --image-root, a flag of training and of `prolip uncertainty`.
+    """
 
     def has_caption(row: ImageRow) -> bool:
         cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
@@ -244,7 +250,8 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, folders: Sequen
     if missing:
         name = redacted(missing[0].path)
         spread = "" if len(looked_for) == len(rows) else f" that were looked for, of {len(rows):,}"
-        where = f"relative paths start from {os.path.abspath(base)}; --image-root FOLDER sets another start"
+        where = f"relative paths start from {os.path.abspath(base)}"
+        where += "; --image-root FOLDER sets another start" if rooted else ""
         where += f". {explain_missing(missing[0].path).rstrip('.')}" if name else ""
         if "://" in name:
             where = "URLs are not files. Fetch the images first, for example with img2dataset"

@@ -159,6 +159,13 @@ def test_every_problem_of_a_table_is_reported_at_once_by_its_row(folder):
     assert lines[3] == "  Correct the table." and len(lines) == 4
 
 
+def test_a_missing_image_names_the_two_remedies_of_commands_without_max_bad_fraction(folder):
+    with pytest.raises(TableError) as refused:
+        read("a.csv", "image,caption\n0.png,x\nno.png,y\n")
+    assert str(refused.value).endswith("; correct or delete these rows, or add --skip-damaged")
+    assert "row 3 (" in str(refused.value) and "--image-root" not in str(refused.value)
+
+
 def test_tolerated_problems_are_logged_and_left_for_the_loader(folder, caplog):
     text = "\n".join(["image,caption", *(f"{n % 6}.png,x{n}" for n in range(20)), "no.png,y"])
     with pytest.raises(TableError, match=r"1 of 21 rows name a missing image: row 22 .*--max-bad-fraction$"):

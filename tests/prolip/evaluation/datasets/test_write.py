@@ -89,3 +89,13 @@ def test_an_image_that_cannot_be_read_ends_the_writing_or_is_left_out(tmp_path, 
     assert "1.tar" in refusal(capsys, lambda given: run(*given), *words) and not (tmp_path / "s").exists()
     run(*words, "--skip-damaged")
     assert "skipped: " in capsys.readouterr().err and (tmp_path / "s/index.json").exists()
+
+
+def test_a_table_that_names_a_deleted_image_is_refused_or_written_without_it(tmp_path, capsys):
+    made = own_data.write(tmp_path / "d")
+    (tmp_path / "d/photos/03.png").unlink()
+    words = ("data", "shards", made["csv"], "--output", tmp_path / "s")
+    assert "delete these rows, or add --skip-damaged" in refusal(capsys, lambda given: run(*given), *words)
+    run(*words, "--skip-damaged")
+    assert "skipped: 1 missing image" in capsys.readouterr().err
+    assert len(drawn(f"{tmp_path}/s")) == 11
