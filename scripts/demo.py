@@ -11,6 +11,7 @@ run. --overwrite deletes the run and starts again.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -32,13 +33,20 @@ def check_room(folder: Path) -> None:
         )
 
 
+def typed(recipe: str, output: str, more: Sequence[str]) -> str:
+    """Return the command that resumes the demo, as its user types it."""
+    words = [*(["--recipe", recipe] if recipe != "demo" else []), *(["--output", output] if output != "runs" else [])]
+    words += ["--", *more] if more else []
+    return shlex.join(["prolip", "demo", *words]) if words or "MAKELEVEL" not in os.environ else "make demo"
+
+
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
     """Train and evaluate. Return the exit code of training."""
     from training.health.signals import STOP
     from training.main import main as run_training
 
     print(f"training {recipe}: prints a line every few seconds, and writes a page at the end", flush=True)
-    STOP.install()
+    STOP.install(typed(recipe, output, more))
     code = run_training(
         [
             "--config",
@@ -52,11 +60,7 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
         ]
     )
     STOP.release()
-    if code in (75, 130):  # stopped, interrupted
-        print(
-            "rerun the command to resume from the last checkpoint, or from the start if there is none", file=sys.stderr
-        )
-    elif code and (ROOT / output / recipe / "config.json").exists():
+    if code not in (0, 75, 130) and (ROOT / output / recipe / "config.json").exists():
         print(f"--overwrite deletes {ROOT / output / recipe} and starts again", file=sys.stderr)
     return code
 
@@ -68,10 +72,11 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     os.chdir(ROOT)
     share_busy_cores()
     try:
-        from training.checkpoint.run_dir import is_finished
+        from training.checkpoint.run_dir import is_finished, read_status
     except ImportError as error:
         raise ImportError(f"{error} ({sys.executable}): `make demo` installs everything into .venv") from error
     folder, start = ROOT / output / recipe, time.perf_counter()
+    since = ""
     if is_finished(folder) and not overwrite:
         if more:
             raise ValueError(f"{folder} holds a finished run: give --overwrite to delete it, or another --output")
@@ -81,9 +86,12 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
         print(end_with_report(folder))
     else:
         check_room(folder)
+        if read_status(folder).get("checkpoint") and not overwrite:
+            since = " since it was resumed"
         if code := train(recipe, output, overwrite, more):
             return code
-    print(f"\ndone in {(time.perf_counter() - start) / 60:.1f} minutes. Open {folder / 'report.html'} in a browser.")
+    took = f"{(time.perf_counter() - start) / 60:.1f} minutes{since}"
+    print(f"\ndone in {took}. Open {folder / 'report.html'} in a browser.")
     print(f"The model: prolip.create_model('local-dir:{Path(output) / recipe / 'model'}')")
     return 0
 

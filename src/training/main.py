@@ -20,7 +20,7 @@ from prolip.utils import console
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
 from prolip.utils.threads import share_busy_cores
-from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, under_torchrun
+from training.health.signals import EXIT_STOPPED, STOP, Stopped, under_torchrun
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -132,11 +132,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
             show_counts()
         run(config)
     except KeyboardInterrupt:
-        complain(f"interrupted: {WAY_ON}")
+        complain(f"interrupted: {STOP.way_on}")
         return console.EXIT_INTERRUPTED
     except Stopped as stop:
         if first_rank():
-            print(f"stopped: {stop}. Resume with:\n  {way_on(stop.folder, config, prog)}", file=sys.stderr, flush=True)
+            again = STOP.again or way_on(stop.folder, config, prog)
+            print(f"stopped: {stop}. Resume with:\n  {again}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
     except FlagError as error:  # before `explain`, which imports OpenCLIP
         if "--traceback" in arguments:

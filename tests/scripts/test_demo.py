@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import demo
 from prolip.cli.main import main
 from training.checkpoint.run_dir import is_finished
 from training.health.signals import STOP
@@ -35,7 +36,8 @@ def typed(tmp_path, monkeypatch):
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
         drawn = lambda folder: given.append([str(folder)]) or folder / "report.html"  # noqa: E731
         monkeypatch.setattr("prolip.corpora.emoji.report.page.make_report", drawn)
-        monkeypatch.setattr(STOP, "install", lambda: None)
+        monkeypatch.setattr(STOP, "again", "")
+        monkeypatch.setattr(STOP, "install", lambda again: setattr(STOP, "again", again))
         monkeypatch.chdir(ROOT)
         assert main(["demo", "--output", str(tmp_path), *words]) == code
         return given
@@ -43,11 +45,11 @@ def typed(tmp_path, monkeypatch):
     return command
 
 
-def leave(run: Path, state: str) -> None:
+def leave(run: Path, state: str, **facts: str) -> None:
     """A run folder in this state."""
     run.mkdir(exist_ok=True)
     (run / "config.json").write_text("{}")
-    (run / "status.json").write_text(json.dumps({"state": state}))
+    (run / "status.json").write_text(json.dumps({"state": state, **facts}))
 
 
 @pytest.mark.parametrize("state", [None, "stopped", "failed"])
@@ -68,10 +70,28 @@ def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(type
     assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
 
 
-@pytest.mark.parametrize(("code", "said"), [(75, "rerun the command"), (2, "--overwrite deletes")])
-def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
+def test_training_that_fails_is_followed_by_what_to_type_and_no_page(typed, tmp_path, capsys):
     leave(tmp_path / "demo", "stopped")
-    assert len(typed(code=code)) == 1 and said in capsys.readouterr().err
+    assert len(typed(code=2)) == 1 and "--overwrite deletes" in capsys.readouterr().err
+
+
+def test_a_stopped_demo_says_once_how_its_user_resumes_it(typed, tmp_path, monkeypatch, capsys):
+    leave(tmp_path / "demo", "stopped")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert len(typed("--", "--seed", "3", code=75)) == 1 and capsys.readouterr().err == ""
+    assert STOP.again == f"prolip demo --output {tmp_path} -- --seed 3"
+    assert demo.typed("paper", "runs", []) == "prolip demo --recipe paper"
+    assert demo.typed("demo", "runs", []) == "make demo"
+    monkeypatch.delenv("MAKELEVEL")
+    assert demo.typed("demo", "runs", []) == "prolip demo"
+
+
+def test_a_resumed_demo_says_that_its_minutes_are_those_since_then(typed, tmp_path, capsys):
+    leave(tmp_path / "demo", "stopped", checkpoint="step_3.pt")
+    typed()
+    assert "done in 0.0 minutes since it was resumed. Open" in capsys.readouterr().out
+    typed("--overwrite")
+    assert "done in 0.0 minutes. Open" in capsys.readouterr().out
 
 
 def test_the_demo_says_that_it_needs_a_clone(tmp_path, monkeypatch, capsys):

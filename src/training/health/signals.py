@@ -42,10 +42,16 @@ class StopSignal:
         self.ended = False  # the run has ended: nothing to stop
         self.last_words: Callable[[], None] = lambda: None  # writes a status before an immediate end
         self.before: dict[int, Any] = {}
+        self.again = ""  # the command that resumes a run of another program, such as the demo
 
-    def install(self) -> None:
-        """Handle the signals from now on; only the main thread may do this."""
-        self.ended = False
+    @property
+    def way_on(self) -> str:
+        """The way to resume the run, for a message."""
+        return f"resume with: {self.again}" if self.again else WAY_ON
+
+    def install(self, again: str = "") -> None:
+        """Handle the signals from now on; only the main thread may do this. again: as the attribute."""
+        self.ended, self.again = False, again
         for number in SIGNALS:
             # `nohup` and `&` in a script ignore signals; a rank receives its signal only from torchrun
             ignored = number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) is signal.SIG_IGN
@@ -68,7 +74,7 @@ class StopSignal:
             again = " (press Ctrl-C again to stop immediately)" if twice else ""
             say(f"{signal.Signals(number).name} received: the run will finish its step, save and stop{again}")
         elif number == signal.SIGINT and time.monotonic() - self.time > SAME:
-            self._leave(f"SIGINT again: stopped immediately; {WAY_ON}")
+            self._leave(f"SIGINT again: stopped immediately; {self.way_on}")
 
     def _leave(self, words: str) -> None:
         """Exit without unwinding: other ranks, threads and workers could each block the process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from training_runs import SYNTHETIC, stop_after
 from prolip.cli.main import main as command_line
 from prolip.utils.flags import FlagError
 from training.defaults import settle_workers
-from training.health.signals import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED, STOP
 from training.main import parse, way_on
 from training.parallel import World
 
@@ -30,6 +31,16 @@ def test_the_line_that_a_stopped_run_prints_goes_on_with_it_and_its_settings(tmp
     assert "runs/my run/checkpoints/step_3.pt at step 3" in capsys.readouterr().out
     config = json.loads((tmp_path / "runs/my run/config.json").read_text())
     assert (config["method"], config["run"]["seed"], config["optim"]["lr"]) == ("siglip", 5, 2e-3)
+
+
+def test_the_only_line_is_that_of_the_program_that_started_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(STOP, "install", partial(STOP.install, "make demo"))
+    assert stop_after(1, [*TRAINING, "--max-steps", "2", "--name", "it"]) == EXIT_STOPPED
+    said = capsys.readouterr().err
+    assert said.endswith("Resume with:\n  make demo\n") and "--resume" not in said
+    assert STOP.way_on == "resume with: make demo"
+    STOP.again = ""
 
 
 def test_the_line_is_that_of_the_program_and_under_torchrun_of_one_node_or_several(monkeypatch):
