@@ -106,7 +106,7 @@ class Pairs:
             few = f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough"
             found = [f"{few}; give at least {SOUND} pairs of {LEAST} images and texts"]
         if (first := self.own_first).at_chance:
-            found.append(f"{first}, so variances and similarities fitted to it have no meaning")
+            found.append(f"{first}. Variances and similarities fitted to it have no meaning")
         return "; ".join(found)
 
     @property

@@ -7,6 +7,7 @@ could not be written; 130 interrupted. For `prolip train` see training/main.py.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -80,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from training.main import main as train
 
         return train(words[1:], prog="prolip train")
+    # before OpenCLIP's first message, which would configure the log too
+    logging.basicConfig(format="%(message)s", handlers=[console.Notes()])
     with console.cleaning():
         try:
             return run(words)

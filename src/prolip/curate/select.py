@@ -97,7 +97,7 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more or not, by its key
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
-    warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
+    warning = f"{first}. Rules on scores are noise" if first is not None and first.at_chance else ""
     if not yes:
         check_noise(choice, reasons, warning)
         if not copies.any() and any(note["usable"] for note in notes):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from prolip.evaluation.evaluate import PARTS, TaskResult, parts_of
-from prolip.measures.chance import is_at_chance
+from prolip.measures.chance import chance_remark, is_at_chance
 
 #: Metrics of the table, in this order, if a task has them.
 COLUMNS = (
@@ -93,7 +93,7 @@ def at_chance(row: TaskResult) -> str:
             and metric in row.metrics
             and is_at_chance(round(row.metrics[metric] * images), images, candidates)
         ):
-            return f"  ! no better than chance ({1 / candidates:.1%}): check weights, captions and classes"
+            return f"  ! {chance_remark(candidates)}"
     return ""
 
 

@@ -45,9 +45,13 @@ class OwnFirst(NamedTuple):
         return self.candidates > 1 and is_at_chance(*self)
 
     def __str__(self) -> str:
-        known = ": no better than chance on this data" if self.at_chance else ""
-        hits, chance = self.hits / self.pairs, 1 / self.candidates
-        return f"the model finds an image's own caption first in {hits:.1%} (chance {chance:.1%}){known}"
+        compared = f", {chance_remark(self.candidates)}" if self.at_chance else f" (chance {1 / self.candidates:.1%})"
+        return f"the model finds an image's own caption first in {self.hits / self.pairs:.1%}{compared}"
+
+
+def chance_remark(candidates: int) -> str:
+    """Return the remark about a model at chance, the same in all commands."""
+    return f"no better than chance ({1 / candidates:.1%}): check weights, captions and classes"
 
 
 def evenly(rows: int) -> Tensor:

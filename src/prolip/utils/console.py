@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import re
 import select
@@ -77,6 +78,14 @@ def one_line(error: object) -> str:
     """Return an error's message in one line, with names from data escaped; unchanged for a class with `many_lines`."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     return text if getattr(error, "many_lines", False) else plain(text)
+
+
+class Notes(logging.Handler):
+    """Writes log records to stderr as commands write notes: `warning: TEXT`, and information as its text."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        print(f"{level}{self.format(record)}", file=sys.stderr)
 
 
 class Cleaned:

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from prolip.utils.console import Notes
+
 log = logging.getLogger(__name__)
 DOUBLED = 'write a cell with a quotation mark as "5"" nail", as csv.writer and pandas do'
 
 
 def show_counts() -> None:
     """Let a command print the log's warnings and the row count of every table it reads."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(format="%(message)s", handlers=[Notes()])
     log.setLevel(logging.INFO)
 
 
