@@ -95,19 +95,20 @@ def score(args: argparse.Namespace) -> int:
     flag("--rank-by", "ranking, larger is better, such as normalised_score", metavar="FORMULA"),
     flag("--copies", "average number of copies of a sample to write, 0 to 10", metavar="FORMULA"),
     flag("--yes", "allow rules on scores to drop over half, and rules on scores that are noise", action="store_true"),
+    flag("--dropped", "also write shard, key and reasons of each dropped sample (.jsonl)", type=Path, metavar="FILE"),
     flag("--subset", "also write the kept uids, for DataComp's filtering track (.npy)", type=Path, metavar="FILE"),
     more="columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items()),
 )
 def choose(args: argparse.Namespace) -> None:
     """Select samples by rules on the scores."""
     from prolip.curate.rules import Expression, parse_rules
-    from prolip.curate.select import SELECTION, Choice, select, write_subset
+    from prolip.curate.select import SELECTION, Choice, select, write_dropped, write_subset
 
     by, copies = (None if text is None else Expression.parse(text) for text in (args.rank_by, args.copies))
     rules = parse_rules(args.drop)
     choice = Choice(rules=rules, keep=args.keep, by=by, copies=copies, duplicates=args.duplicates)
-    if args.subset is not None:
-        check_output(args.subset)
+    for place in filter(None, (args.dropped, args.subset)):
+        check_output(place)
     summary = select(args.folder, choice, args.yes)
     often = f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept{often}")
@@ -116,6 +117,8 @@ def choose(args: argparse.Namespace) -> None:
     if faults := summary["faults"]:
         print("  faults while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.items()))
     print(f"written to {args.folder / SELECTION}")
+    if args.dropped is not None:
+        print(f"{write_dropped(args.folder, args.dropped):,} dropped samples in {args.dropped}")
     if args.subset is not None:
         print(f"{write_subset(args.folder, args.subset):,} uids in {args.subset}")
     if summary["warning"]:

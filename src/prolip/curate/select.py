@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -248,6 +249,22 @@ def write_subset(folder: Path, place: Path) -> int:
     with replacing(place) as temporary, temporary.open("wb") as file:  # np.save would add .npy to a path
         np.save(file, uids)
     return len(uids)
+
+
+def write_dropped(folder: Path, place: Path) -> int:
+    """Write shard, key and reasons of each dropped sample as a line of JSON, in order, and return their count."""
+    summary, paths = selection_of(folder)
+    count = 0
+    with replacing(place) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for path in paths:
+            scores, table = chosen(folder, path, summary, ["key"])
+            bits = table.columns["reasons"].astype(np.int64)
+            for row in np.flatnonzero(bits):
+                why = [name for number, name in enumerate(summary["reasons"]) if bits[row] >> number & 1]
+                line = {"shard": scores.note["shard"], "key": scores.columns["key"][row], "reasons": why}
+                file.write(json.dumps(line) + "\n")
+                count += 1
+    return count
 
 
 def radius_of(cosine: float) -> int:

@@ -21,6 +21,7 @@ import prolip
 from prolip.cli.main import main as prolip_command
 from prolip.curate.rules import MEANINGS
 from prolip.curate.score import PairSignals, side_columns
+from prolip.curate.tables import read_words
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.embedder import Embedder
@@ -257,6 +258,23 @@ def test_the_subset_is_datacomps(scored, tmp_path):
     assert uids.dtype == np.dtype("u8,u8") and (np.sort(uids) == uids).all()
     copies = column(tmp_path / "a/selection", "copies")
     assert uids["f0"].tolist() == [0] * len(uids) and uids["f1"].tolist() == np.flatnonzero(copies).tolist()
+
+
+def test_dropped_samples_are_listed_with_all_their_reasons(scored, tmp_path, capsys):
+    rules = ["--drop", "first: width > 1 and text_tokens < 7", "--drop", "poor: cosine < quantile(cosine, 0.5)"]
+    place = tmp_path / "dropped.jsonl"
+    summary = selected(scored, tmp_path / "a", "--dropped", str(place), *rules)
+    lines = [json.loads(line) for line in place.read_text().splitlines()]
+    assert f"{len(lines)} dropped samples in {place}" in capsys.readouterr().out
+    expected = []
+    for number, shard in enumerate(read_words(scored / "scores/manifest.json", "")["shards"]):
+        keys, bits = table(scored / "scores", number)["key"], table(tmp_path / "a/selection", number)["reasons"]
+        reasons = [[name for place, name in enumerate(summary["reasons"]) if bit & 1 << place] for bit in bits]
+        expected += [{"shard": shard, "key": key, "reasons": why} for key, why in zip(keys, reasons) if why]
+    assert lines == expected and {len(line["reasons"]) for line in lines} == {1, 2}
+    for name in summary["reasons"]:
+        assert sum(name in line["reasons"] for line in lines) == summary["dropped"][name]
+    assert [line["key"] for line in lines if "unusable" in line["reasons"]] == ["0004"]
 
 
 def knowing(scored: Path, out: Path, known: bool) -> Path:
