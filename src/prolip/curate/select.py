@@ -66,6 +66,12 @@ class Choice:
         names = (*OWN, *(rule.name for rule in self.rules))
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
+    @property
+    def scored(self) -> list[str]:
+        """The reasons whose formulas read a score of the model."""
+        ways = {RANK: self.by, COPIES: self.copies, **{rule.name: rule.drop for rule in self.rules}}
+        return [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
+
     def words(self) -> dict[str, Any]:
         drop = {rule.name: rule.drop.text for rule in self.rules}
         by, copies = self.by and self.by.text, self.copies and self.copies.text
@@ -98,7 +104,8 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         copies *= (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)  # one more or not, by its key
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
-    warning = f"{first}. Rules on scores are noise" if first is not None and first.at_chance else ""
+    noise = choice.scored and first is not None and first.at_chance
+    warning = f"{first}. Rules on scores are noise" if noise else ""
     if not yes:
         check_noise(choice, reasons, warning)
         if not copies.any() and any(note["usable"] for note in notes):
@@ -141,9 +148,7 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
     """Raise ValueError if scores drop anything despite a warning, or if rules and duplicates drop more than half."""
-    ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
-    scored = [name for name, formula in ways.items() if formula is not None and formula.columns - PLAIN]
-    noisy = [name for name in scored if (reasons & choice.bits[name]).any()]
+    noisy = [name for name in choice.scored if (reasons & choice.bits[name]).any()]
     if noisy and warning:
         raise ValueError(f"{warning}. Remove {', '.join(FLAGS.get(name, name) for name in noisy)}, or give --yes")
     noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for duplicates
