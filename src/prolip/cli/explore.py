@@ -36,8 +36,12 @@ def make_app(args: argparse.Namespace) -> App:
     from prolip.search.store import holds_index
 
     further = [] if args.texts is None else lines_of(args.texts)
-    if not holds_index(args.source):  # checks the data before the model is loaded
-        args.model = resolved(args.source, args.data)[1] or args.model
+    if holds_index(args.source):
+        console.say(f"opening {args.source}")
+    else:  # checks the data before the model is loaded
+        address, model = resolved(args.source, args.data)
+        args.model = model or args.model
+        console.say(f"reading {address}" if model is None else f"embedding {address} with {args.model}")
     explored = open_source(args.source, given(args), args.data, args.output, **settings)
     index, embedder, threshold = explored.index, explored.embedder, None
     if explored.changes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prolip.cli.command import MODEL, Compute, Data, command, flag, output, shared
 from prolip.data.config import DataConfig
 from prolip.uncertainty.options import FitOptions
+from prolip.utils.console import say
 from prolip.utils.messages import respelling
 from prolip.utils.outputs import check_output
 
@@ -80,10 +81,12 @@ def fit(args: argparse.Namespace) -> None:
             remedy = f"check that it was {args.model}, or write the file again with --save-pairs"
             print(f"warning: {args.pairs} does not name the model that embedded it: {remedy}", file=sys.stderr)
     else:
+        say(f"embedding the images and texts of {args.data}")
         pairs = embed(args, config)
     embedded = time.perf_counter()
     if args.save_pairs:
         pairs.save(Path(args.save_pairs))
+    say(f"fitting variances to {len(pairs):,} pairs")
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)

@@ -93,16 +93,18 @@ def embed_pairs(  # noqa: PLR0913, PLR0917
     found = captioned_samples(data, embedder.preprocess, samples, faults=faults)
     first = list(islice(found, LEAST))  # each has at least one caption
     check_enough(sum(len(sample.chances) for sample in first))
-    counted = tqdm(chain(first, found), desc="images", unit="", disable=not sys.stderr.isatty())
-
-    def encode(batch: Tensor, side: Side = "image") -> Rows:
-        return means(embedder.encode_hidden(batch, side))
-
     held = Least(changes)
-    part = embed_images(counted, encode, batch_size, held)
-    part = join([embed_changed(part, held, encode, embedder.preprocess, batch_size)])
-    texts = partial(encode, side="text")
-    return embed_texts(part, texts, embedder.tokenizer, embedder.logit_scale, batch_size, model=model)
+    with tqdm(desc="images and texts", unit="", disable=not sys.stderr.isatty()) as bar:
+
+        def encode(batch: Tensor, side: Side = "image") -> Rows:
+            rows = means(embedder.encode_hidden(batch, side))
+            bar.update(len(batch))
+            return rows
+
+        part = embed_images(chain(first, found), encode, batch_size, held)
+        part = join([embed_changed(part, held, encode, embedder.preprocess, batch_size)])
+        texts = partial(encode, side="text")
+        return embed_texts(part, texts, embedder.tokenizer, embedder.logit_scale, batch_size, model=model)
 
 
 def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, held: Least | None = None) -> RankPart:

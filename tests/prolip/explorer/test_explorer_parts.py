@@ -342,6 +342,14 @@ def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
     assert not folder.exists()
 
 
+def test_a_line_before_the_work_says_what_is_read_and_by_which_model(small_model, shard, tmp_path, capfd):
+    index = tmp_path / "index"
+    make_app([small_model, "--data", shard, "--output", str(index)])
+    assert capfd.readouterr().err.startswith(f"embedding shards:{shard} with {small_model}\n")
+    make_app([str(index)])
+    assert capfd.readouterr().err.startswith(f"opening {index}\n")
+
+
 def test_kept_features_are_explored_with_and_without_their_model(small_model, shard, tmp_path, capsys):
 
     (tmp_path / "task/test").mkdir(parents=True)

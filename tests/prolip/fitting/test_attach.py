@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,19 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     assert all(said.count(f"\n{words} ") >= 2 for words in ways)
     points = evaluate_corpus(["--model", f"local-dir:{pair[0]}", "--data", UNSEEN])
     assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
+
+
+def test_a_terminal_counts_inputs_and_a_log_file_has_a_line_for_each_part(pictures, tmp_path, capfd, monkeypatch):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    data = as_csv(tmp_path / "all.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
+    steps = [f"embedding the images and texts of {data}", "fitting variances to 30 pairs"]
+    fit(tmp_path / "model", tmp_path / "out", "--data", data, "--changed-images", 0, "--batch-size", 7)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("warning")] == steps
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    fit(tmp_path / "model", tmp_path / "out", "--data", data, "--changed-images", 0, "--batch-size", 7)
+    said = capfd.readouterr().err
+    assert "images and texts: 60 [" in said and all(line in said for line in steps)
 
 
 @pytest.mark.parametrize(
