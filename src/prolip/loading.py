@@ -118,6 +118,14 @@ def is_prolip(model: str) -> bool:
     return model in own_models()
 
 
+def recognised(model: str, pretrained: str | None) -> str:
+    """Describe the kind of a model and of its weights."""
+    kind = "a ProLIP model" if is_prolip(model) else "an OpenCLIP model"
+    known = {None: "", RANDOM: " with random weights"}
+    of = "the weights in" if pretrained and Path(pretrained).is_file() else "the published weights"
+    return f"{model} is {kind}{known.get(pretrained, f' with {of} {pretrained}')}"
+
+
 def config_file(model: str) -> Path:
     """Return the configuration file of a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
     schema, name = parse_model_name(model)

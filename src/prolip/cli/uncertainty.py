@@ -66,9 +66,11 @@ def fit(args: argparse.Namespace) -> None:
 
     from prolip.embeddings import Pairs, check_enough
     from prolip.fitting.attach import attach, check_place
+    from prolip.loading import recognised
 
     config = FitOptions(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
+    say(recognised(args.model, args.pretrained))
     if args.save_pairs:
         check_output(args.save_pairs)
         if not Path(args.save_pairs).absolute().parent.is_dir():

@@ -27,6 +27,7 @@ from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
+from prolip.loading import recognised
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
 
@@ -56,6 +57,18 @@ def task(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
     command_line(["data", "emoji", "--data", UNSEEN, "--output", str(folder)])
     return folder
+
+
+def test_a_model_is_recognised_by_its_kind_and_that_of_its_weights(pair, tmp_path):
+    kind = "a ProLIP model" if (pair[0] / "config.json").exists() else "an OpenCLIP model"
+    assert recognised(f"local-dir:{pair[0]}", None) == f"local-dir:{pair[0]} is {kind}"
+    (tmp_path / "own.pt").touch()
+    assert (
+        recognised("ViT-S-32", f"{tmp_path}/own.pt")
+        == f"ViT-S-32 is an OpenCLIP model with the weights in {tmp_path}/own.pt"
+    )
+    assert recognised("ViT-B-32", "openai") == "ViT-B-32 is an OpenCLIP model with the published weights openai"
+    assert recognised("ViT-B-32", "random") == "ViT-B-32 is an OpenCLIP model with random weights"
 
 
 @pytest.fixture(scope="module", params=["ours", "openclip"])
@@ -193,7 +206,11 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
 def test_a_terminal_counts_inputs_and_a_log_file_has_a_line_for_each_part(pictures, tmp_path, capfd, monkeypatch):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     data = as_csv(tmp_path / "all.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
-    steps = [f"embedding the images and texts of {data}", "fitting variances to 30 pairs"]
+    steps = [
+        f"local-dir:{tmp_path}/model is a ProLIP model",
+        f"embedding the images and texts of {data}",
+        "fitting variances to 30 pairs",
+    ]
     fit(tmp_path / "model", tmp_path / "out", "--data", data, "--changed-images", 0, "--batch-size", 7)
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if not line.startswith("warning")] == steps
