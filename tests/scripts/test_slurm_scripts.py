@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from prolip.cli.command import parser_of
-from prolip.cli.main import find
+from prolip.cli.main import find, main
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from prolip.utils.flags import FlagError
@@ -357,7 +357,7 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     assert (status, started) == (2, []) and "no command" in output
 
 
-def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
+def test_the_exported_model_is_the_one_that_the_run_left(tmp_path, capfd):
     words = "--dataset-type synthetic --train-num-samples 16 --batch-size 8 --max-steps 2 --warmup 1 --device cpu"
     words += " --precision fp32 --ema-decay 0.5 --swa-epochs 1 --name run --output"
     folder = train(parse([*TINY, *words.split(), str(tmp_path)]))
@@ -366,5 +366,8 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
         want = load_file(folder / name / "model.safetensors")
         got = load_file(export_checkpoint(address, tmp_path / name, average) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
+    for former in (False, True):
+        assert main(["export", "checkpoint", address, "--output", str(tmp_path / "again")]) == 0
+        assert (f"{tmp_path}/again: the former model was replaced" in capfd.readouterr().err) is former
     with pytest.raises(FlagError, match="does not exist"):
         export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

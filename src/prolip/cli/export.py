@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from prolip.cli.command import Model, command, either, flag, output, shared
+from prolip.utils.console import say
 from prolip.utils.outputs import check_output
 
 # --- hub --------------------------------------------------------------------------------------------------------------
@@ -31,11 +32,15 @@ FORMATS = ("onnx", "pt2")
 def save_model(args: argparse.Namespace) -> None:
     """Write a trained model and its card to a folder."""
     from prolip.hub.sharing import CardInfo, find_source, save
+    from prolip.models.diagnose import is_model
 
     folder = Path(args.output)
+    former = is_model(folder)
     info = CardInfo(args.name or folder.resolve().name, args.license, args.data_license)
     written = save(find_source(args.run, args.metrics), folder, info, overwrite=args.overwrite)
     print(f"{folder}: {', '.join(path.name for path in written)}; load it as local-dir:{folder}")
+    if former:
+        say(f"{folder}: the former model was replaced")
 
 
 @command(
@@ -108,6 +113,10 @@ def export_graph(args: argparse.Namespace) -> int:
 )
 def export_checkpoint(args: argparse.Namespace) -> None:
     """Write the model of a checkpoint to a folder."""
+    from prolip.models.diagnose import is_model
     from training.model import export_checkpoint as export
 
+    former = is_model(Path(args.output))
     print(export(args.checkpoint, Path(args.output), args.average))
+    if former:
+        say(f"{args.output}: the former model was replaced")

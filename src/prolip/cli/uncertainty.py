@@ -67,10 +67,13 @@ def fit(args: argparse.Namespace) -> None:
     from prolip.embeddings import Pairs, check_enough
     from prolip.fitting.attach import attach, check_place
     from prolip.loading import recognised
+    from prolip.models.diagnose import is_model
 
     config = FitOptions(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
     say(recognised(args.model, args.pretrained))
+    if is_model(Path(args.output)):
+        say(f"{args.output} holds a model, which this command replaces")
     if args.save_pairs:
         check_output(args.save_pairs)
         if not Path(args.save_pairs).absolute().parent.is_dir():

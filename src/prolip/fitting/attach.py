@@ -30,7 +30,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.config import is_reader, is_released
-from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
+from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, TRAINED, WEIGHT_NAMES, is_model, is_run
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
@@ -141,6 +141,9 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} contains the model itself: give another folder")
+    place = folder.absolute()
+    if place.name in TRAINED and is_run(place.parent) and is_model(place):
+        raise ValueError(f"{folder} holds the model of a run: give another folder, such as {folder.parent / 'fitted'}")
     same = True
     for name in CONFIG_NAMES:
         try:

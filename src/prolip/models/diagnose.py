@@ -21,6 +21,7 @@ FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 VOCABULARY_NAMES = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
 #: All tokenizer files in a model's folder.
 TOKENIZER_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES, *VOCABULARY_NAMES)
+TRAINED = ("model", "model_ema", "model_swa", "best")  # model folders of a run
 EXPECTED = f"local-dir: needs a folder with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
 #: Settings in a run's configuration that cards and pages read, with their types.
 RUN_SETTINGS: dict[str, dict[str, Any]] = {
@@ -105,7 +106,7 @@ def why_no_model(path: Path) -> str | None:
 
 def model_of(run: Path, checkpoint: Path | None = None) -> str:
     """Describe how to use the model of a run. checkpoint: the requested file, if any."""
-    folders = [run / name for name in ("model", "model_ema", "model_swa", "best") if is_model(run / name)]
+    folders = [run / name for name in TRAINED if is_model(run / name)]
     files = [checkpoint] if checkpoint else checkpoints_in(run / "checkpoints")
     ways = [f"local-dir:{folder}" for folder in folders[:1]]
     if files and (checkpoint or not folders):

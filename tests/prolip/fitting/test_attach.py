@@ -299,6 +299,20 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(p
     assert "contains the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
 
 
+def test_a_model_of_a_run_is_refused_and_another_is_replaced_with_a_line(pair, tmp_path, capfd, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(pair[0], run / "model")
+    shutil.copytree(pair[0], run / "fitted")
+    (run / "config.json").write_text('{"method": "siglip"}')
+    words = ["--model", f"local-dir:{pair[0]}", "--pairs", pair[1] / "pairs.safetensors", *SMALL, "--output"]
+    said = refused(capfd, *words, run / "model")
+    assert f"{run}/model holds the model of a run: give another folder, such as {run}/fitted" in said
+    assert main([*map(str, words), str(run / "fitted")]) == 0
+    assert f"{run}/fitted holds a model, which this command replaces" in capfd.readouterr().err
+    assert main([*map(str, words), str(run / "new")]) == 0
+    assert "which this command replaces" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])
 def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(
     pair, file, tmp_path, capsys, never_embeds

@@ -125,6 +125,16 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
     assert "load it as" in capsys.readouterr().out
 
 
+def test_a_saved_model_is_replaced_with_a_line_and_the_model_of_another_run_is_refused(run, tmp_path, capfd):
+    for former in (False, True):
+        assert save(run, tmp_path / "mine") == 0
+        assert (f"{tmp_path}/mine: the former model was replaced" in capfd.readouterr().err) is former
+    other = shutil.copytree(run, tmp_path / "other")
+    before = {path.name: path.read_bytes() for path in (other / "model").iterdir()}
+    assert save(run, other / "model") == 2 and "holds the model of a run" in capfd.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in (other / "model").iterdir()}
+
+
 def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
     assert main(["hub", "push", str(run), "org/mine", "--private"]) == 0
     assert hub == {"org/mine": True} and "load it as hf-hub:org/mine" in capsys.readouterr().out
