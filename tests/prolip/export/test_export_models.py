@@ -1,5 +1,6 @@
 """Programs of PyTorch of both towers: every method's model, and OpenCLIP's with and without variances."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -60,6 +61,32 @@ def test_programs_of_every_method_equal_the_model(name, tmp_path):
     again = score_from_dict(json.loads(json.dumps(facts["score"])))
     scores = [score.pairwise(Gaussian(*p), Gaussian(*q)) for score in (own, again)]
     torch.testing.assert_close(*scores, rtol=0, atol=0)
+
+
+def test_a_graph_may_differ_as_much_as_float32_rounds_the_model(tmp_path, monkeypatch):
+    """A narrow kernel, as of a model with collapsed means, amplifies the rounding of a mean."""
+    model, generator = load(fitted_model(tmp_path)), torch.Generator().manual_seed(0)
+    _, ids = (encoder(model).example(64, generator) for encoder in (ImageEncoder, TextEncoder))
+    head = model.text.head.ambiguity
+    with torch.no_grad():
+        head.centres.copy_(model.encode_text(ids).mean[: len(head.centres)])
+        head.words.zero_()
+        head.kernel_width.fill_(1e-5)
+        head.kernel_weight.fill_(-2.0)
+    twin = TextEncoder(copy.deepcopy(model).double())
+    added = 0.0
+
+    def runner(file, name):
+        encoder = ImageEncoder(model) if name == "image" else twin
+        return lambda x: (lambda mean, log_var: (mean.float(), log_var.float() + added))(*encoder(x))
+
+    monkeypatch.setattr(export, "runner", runner)
+    with torch.no_grad():
+        rounding = (TextEncoder(model)(ids)[1] - twin(ids)[1]).abs().max().item()
+    files = dict.fromkeys(("image", "text"), tmp_path)
+    assert rounding > 2e-3 and largest_differences(model, files, (64,))["text"] == pytest.approx(1e-5, rel=1e-3)
+    added = 12 * rounding
+    assert largest_differences(model, files, (64,))["text"] > 1e-4
 
 
 def test_a_program_runs_where_this_code_is_not(tmp_path):
