@@ -152,8 +152,13 @@ class Embedder:
         return self.score.reader
 
     @property
-    def units(self) -> Units | None:
-        """The units of the traces, for shares and information of images and texts, if the score has them."""
+    def units(self) -> Units:
+        """The units of the traces, for shares and information of images and texts. ValueError without a fit."""
+        if self.score.units is None:
+            given = {"model": self.name, **self.loaded_from}
+            words = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+            what = f"{self.name} has no units of traces: expected variances fitted to data"
+            raise ValueError(f"{what}. Fit them with: prolip uncertainty {words} --data captions.csv --output fitted")
         return self.score.units
 
     def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:

@@ -57,6 +57,16 @@ def test_an_openclip_model_gives_points_whose_csd_is_the_cosine(theirs, tmp_path
     torch.testing.assert_close(similarity_scores(*got), F.normalize(image) @ F.normalize(text).mT)
 
 
+def test_units_of_a_model_without_a_fit_are_refused_with_the_command_that_fits_them(folder, ours, theirs):
+    for model, words in (
+        (ours, f"--model {folder}"),
+        (theirs, f"--model {theirs.name.replace(':', ' --pretrained ', 1)}"),
+    ):
+        with pytest.raises(ValueError, match="has no units of traces: expected variances fitted to data") as refused:
+            _ = model.units
+        assert str(refused.value).endswith(f": prolip uncertainty {words} --data captions.csv --output fitted")
+
+
 def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
     half = Embedder.load(folder, precision="amp_bf16")
     pixels = torch.randn(2, 3, 32, 32)
