@@ -34,7 +34,7 @@ from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, finge
 from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.ranked_pairs import PAIRS, RankedPairs, numbered, pairs_of, recall_of_pairs
+from prolip.evaluation.ranked_pairs import PAIRS, RankedPairs, chance_of_pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
@@ -101,7 +101,8 @@ class Validation:
                 own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
                 values = {"pairs": float(count), "pairs_R@1": own, "train_pairs_R@1": other}
                 found.metrics |= {f"{task.name}/{name}": value for name, value in values.items()}
-                found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training pairs {other:.1%}"
+                chance = f"(chance {chance_of_pairs(pairs, count):.1%})"
+                found.headlines[-1] += f"; R@1 of {count} pairs {own:.1%} {chance}, training pairs {other:.1%}"
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])

@@ -276,7 +276,8 @@ def summary(run: Run) -> str:
         sizes[part] = every + parameter.numel(), own + parameter.numel() * parameter.requires_grad
     counts = [f"{part} {n:,}" + (f" ({own:,} trained)" if own != n else "") for part, (n, own) in sizes.items()]
     split = f"{world.world_size} ranks x {config.run.accum_freq} micro-batches"
-    held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
+    held = f" ({len(loader.held_out):,} more held out)" if loader.held_out is not None else ""
+    filled = " to fill its last batch" if loader.num_samples > loader.dataset_samples else ""
     clipping = f"gradients clipped at {optim.grad_clip_norm:g}" if optim.grad_clip_norm else "no clipping"
     bias = "from the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"
     facts = {
@@ -284,7 +285,7 @@ def summary(run: Run) -> str:
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {split} x {global_batch // world.world_size // config.run.accum_freq}",
         "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.dataset_samples:,} samples{held}, "
-        f"{loader.num_samples:,} per epoch, {config.data.workers} loader processes per rank",
+        f"an epoch reads {loader.num_samples:,}{filled}, {config.data.workers} loader processes per rank",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{optim.opt}, lr {optim.lr:g} {optim.lr_scheduler}, {optim.warmup} steps of warm-up, "

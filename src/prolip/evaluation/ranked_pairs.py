@@ -54,3 +54,9 @@ def recall_of_pairs(score: Score, pairs: RankedPairs, count: int) -> float:
     scores, right = score.pairwise(image, text), ids[:, None] == ids
     hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]
     return torch.cat([hit.flatten() for hit in hits]).double().mean().item()
+
+
+def chance_of_pairs(pairs: RankedPairs, count: int) -> float:
+    """Return the R@1 of `recall_of_pairs` that random scores reach on average."""
+    ids = pairs.ids[:count]
+    return (ids[:, None] == ids).double().mean().item()

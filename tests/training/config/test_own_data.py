@@ -81,7 +81,7 @@ def test_own_data_of_every_form_are_trained_on(described, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tmp_path, name, caplog):
+def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tmp_path, name, caplog, capsys):
     with caplog.at_level("INFO"):
         run = begin(tmp_path, "--train-data", tables / name, "--split", "0.3")
     assert caplog.text.count("images from column 'image', captions from column 'caption'") == 1  # it is read once
@@ -90,6 +90,12 @@ def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tm
     held = sum(Split(0.3).takes(tables / f"{number}.png") for number in range(40))
     assert 3 <= held <= 20 and found["held-out/t2i/queries"] == found["held-out/i2t/queries"] == held
     assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
+    said, rest, count = capsys.readouterr().out, 40 - held, int(found["held-out/pairs"])
+    filled = "" if rest % 8 == 0 else " to fill its last batch"
+    assert f": {rest} samples ({held} more held out), an epoch reads {-(-rest // 8) * 8}{filled}, " in said
+    own, other = found["held-out/pairs_R@1"], found["held-out/train_pairs_R@1"]
+    compared = f"{own:.1%} (chance {1 / count:.1%}), training pairs {other:.1%}"
+    assert f"; R@1 of {count} pairs {compared}\n" in said
 
 
 def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(described, tmp_path):

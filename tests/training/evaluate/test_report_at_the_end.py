@@ -16,6 +16,8 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
 from prolip.embedder import Embedder
+from prolip.evaluation.ranked_pairs import RankedPairs, chance_of_pairs, recall_of_pairs
+from prolip.gaussian import Gaussian
 from training.evaluate import open_validation, training_rows
 from training.main import parse
 from training.parallel import World
@@ -65,6 +67,21 @@ def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same
     found += [texts[scores[:, i].argmax()] == texts[i] for i in range(count)]
     assert last["mine/train_pairs_R@1"] == pytest.approx(sum(found) / len(found), abs=1.5 / count)  # a tie or two
     assert 0 <= last["mine/pairs_R@1"] <= 1 and count == min(170, last["mine/i2t/queries"])
+
+
+def test_chance_is_the_recall_of_random_scores():
+    ids, points = torch.tensor([0, 0, 1, 2, 3]), Gaussian(torch.ones(5, 1), torch.zeros(5, 1))
+    pairs = RankedPairs(points, points, ids)
+    assert chance_of_pairs(pairs, 5) == pytest.approx((2 * 2 / 5 + 3 / 5) / 5)
+    assert chance_of_pairs(pairs, 2) == 1
+
+    class RandomScore:
+        def pairwise(self, image, text):
+            return torch.rand(len(image.mean), len(text.mean), generator=g)
+
+    g = torch.Generator().manual_seed(0)
+    found = torch.tensor([recall_of_pairs(RandomScore(), pairs, 5) for _ in range(2000)])
+    assert found.mean().item() == pytest.approx(chance_of_pairs(pairs, 5), abs=0.02)
 
 
 @pytest.mark.parametrize("changed", [{"dataset_type": "synthetic", "train_num_samples": 8}, {"captions": 0}])
