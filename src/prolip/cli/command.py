@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from prolip.utils.documents import read_json
 from prolip.utils.fields import option
-from prolip.utils.flags import Parser, argument_settings, flag_of, with_choices
+from prolip.utils.flags import Parser, argument_settings, as_typed, flag_of, with_choices, wrap
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> 
     if settings.get("type") is int:
         settings.setdefault("metavar", "N")
     if default and "(default" not in help:
-        help += f" (default: {default})".replace("%", "%%")
+        help += f" (default: {as_typed(default)})".replace("%", "%%")
 
     def add(parser: Any) -> None:
         parser.add_argument(name, help=help, **settings).least = least
@@ -77,14 +77,12 @@ def titled(title: str, *flags: Flags) -> Flags:
 
 
 def parser_of(command: Command) -> Parser:
-    example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
+    example = " \\\n      ".join(wrap(command.example, 74))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
     lines = []
-    for line in command.more.splitlines():  # keeps a description in its column
-        column = re.match(r" *\S+ {2,}", line)
-        lines.append(
-            textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0), break_on_hyphens=False)
-        )
+    for line in re.sub(r"(?<=\S)\n(?=[^ ])", " ", command.more).splitlines():  # keeps a description in its column
+        column = re.match(r" +\S.*? {2,}", line)
+        lines += wrap(line, 80, " " * (column.end() if column else 0)) or [""]
     retired: dict[str, str] = {}
     for name in (command.name, command.name.split()[0], "prolip"):
         retired = RENAMED.get(name, {}) | retired

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from prolip.utils.documents import shown
 
+UNBROKEN = r"(?<!\w)'[^']*'(?!\w)|\{\"[^}]*\}|--[\w-]+ (?![-(])"
 WIDEST = 60  # characters of choices that a metavar shows
 # Before Python 3.14, argparse's own pattern reads -1e1 as a flag.
 NEGATIVE_NUMBER = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$|^-inf$", re.IGNORECASE)
@@ -29,10 +30,30 @@ class FlagError(ValueError):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's, except that it does not break words such as --train-split after a hyphen."""
+    """argparse's, except that lines break as in `wrap`."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+        return wrap(" ".join(text.split()), width)
+
+    def _format_usage(self, usage: Any, *rest: Any) -> str:
+        text = super()._format_usage(usage, *rest)
+        if usage is not None or text.count("\n") < 3:  # a given or a single line
+            return text
+        part = r"((--\S+ )?[A-Z]\S* (?=\[[A-Z]))?\[.*?\]+(?=\s|$)"  # one flag with its values
+        whole = re.sub(part, lambda found: found[0].replace(" ", "\0"), " ".join(text.split()))
+        return "\n".join(wrap(whole, self._width, " " * len(f"usage: {self._prog} "))) + "\n\n"
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Wrap a text before flags, not between a flag and its value, nor in words, in 'quoted words' or in JSON."""
+    whole = re.sub(UNBROKEN, lambda part: part[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
+
+
+def as_typed(default: Any) -> Any:
+    """Return a default value as it is typed after its flag."""
+    return " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,7 +172,7 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
             continue
         own = argument_settings(hints[field.name], field.metadata.get("choices"), field.metadata.get("also", ""))
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        ending = "" if default in (None, (), [], {}, "", dataclasses.MISSING) else f" (default: {default})"
+        ending = "" if default in (None, (), [], {}, "", dataclasses.MISSING) else f" (default: {as_typed(default)})"
         own |= {"help": with_choices(f"{field.metadata.get('help', '')}{ending}", own).replace("%", "%%")}
         group.add_argument(flag_of(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS, **own)
 

@@ -11,6 +11,7 @@ import pytest
 
 from prolip.cli.command import parser_of, part_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
+from prolip.utils.flags import wrap
 from prolip.utils.moved import DOORS
 
 ROOT = Path(__file__).parents[3]
@@ -66,6 +67,17 @@ def test_the_help_of_a_command_begins_with_an_example_and_needs_no_torch(timed, 
     assert text.startswith(f"usage: prolip {verb}") and re.search(rf"^  prolip {verb}", text, re.MULTILINE)
     assert "--device" not in text or "(default: auto)" in " ".join(text.split())
     assert all(len(line) <= 80 for line in text.splitlines())
+    assert not re.search(r"[^,\s] --[\w-]+( \\)?\n +[^-\[(\s]", text)  # a flag without its value at the end of a line
+
+
+def test_help_breaks_lines_between_flags_and_words_only(timed):
+    text, *_ = timed("data", "few-shot", "--help")
+    assert "for its name; default:\n                        'a photo of a {c}'" in text
+    assert "others are the test images. It writes:\n  FOLDER/train.tar " in text
+    assert "of the first half of the classes, and of the\n                        second\n" in text
+    line = 'use --data csv:FILE or {"text": 1} --top 5'
+    assert wrap(line, 16) == ["use", "--data csv:FILE", 'or {"text": 1}', "--top 5"]
+    assert "(default: onnx)" in timed("export", "graph", "--help")[0]
 
 
 @pytest.mark.parametrize(("verb", "sub"), COMMANDS, ids=[f"{verb}-{sub}" for verb, sub in COMMANDS])
