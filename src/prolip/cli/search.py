@@ -165,15 +165,17 @@ def query(args: argparse.Namespace) -> None:
     known = None if args.risk is None else read_queries(args.calibrate, args.allow_private_hosts)
     settings = {"probe": args.probe, "rerank": args.rerank, "exactly": args.exact}
     risk = (known, args.risk or 0.0, 1 - args.confidence)
-    replies, means, threshold = ask(index, questions, embedder, args.top, wider, *risk, **settings)
+    replies, means, threshold, compared = ask(index, questions, embedder, args.top, wider, *risk, **settings)
     if threshold is not None:
         print(threshold, file=sys.stderr)
-    for question, answers, own in zip(questions, replies, means):
+    for question, answers, own, number in zip(questions, replies, means, compared):
         if args.json:
             fields = {"text": question.text, "image": question.image, "refused": answers is None}
             print(json.dumps(fields | vars(own) | {"answers": [answer.to_dict() for answer in answers or []]}))
             continue
-        print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
+        state = "refused" if answers is None else "" if answers else "nothing found"
+        said = ", ".join(part for part in (state, number) if part)
+        print(f"{console.plain(question)}: {said}".rstrip())
         if own.share_range is not None or own.ambiguity is not None:
             print("     ", "  ".join(["the query:", *own.words]))
         for place, answer in enumerate(answers or [], 1):

@@ -204,7 +204,7 @@ function made(found) {
   }
   if (risk) {
     parts.push(h(`p.verdict${risk.answers ? "" : ".refused"}`, {}, risk.answers ? "Answered: within the risk" : "Refused: the risk is too high"));
-    parts.push(h("p.legend", {}, `${risk.by} ${figure(risk.confidence)}; ${risk.promise}.`));
+    parts.push(h("p.legend", {}, `${risk.compared}; ${risk.promise}.`));
   }
   if (verdict.probability !== null) parts.push(...judged(verdict));
   else if (verdict.familiar !== null) parts.push(...parted(verdict));

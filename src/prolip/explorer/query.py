@@ -190,8 +190,7 @@ class Asker:
         sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED), [True], self.reader)
         return {
             "answers": bool(self.threshold.answers(sure)[0]),
-            "by": self.threshold.by,
-            "confidence": number(float(sure[self.threshold.by][0])),
+            "compared": self.threshold.compared(float(sure[self.threshold.by][0])),
             "promise": str(self.threshold),
         }
 

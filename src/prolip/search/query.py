@@ -65,6 +65,7 @@ class Meaning:
     share: float | None = None  # of the other side that it matches
     share_range: tuple[float, float] | None = None  # contains the share of nine texts in ten
     ambiguity: float | None = None  # of an image, in nats
+    share_of: str | None = None  # images or texts
 
     @property
     def fits(self) -> str | None:
@@ -75,7 +76,7 @@ class Meaning:
 
     @property
     def words(self) -> list[str]:
-        said = [] if self.bits is None else [f"{self.bits:.1f} bits, matches {self.fits}"]
+        said = [] if self.bits is None else [f"{self.bits:.1f} bits, matches {self.fits} {self.share_of}"]
         return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
 
 
@@ -98,7 +99,7 @@ class Answer(Meaning):
         parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
         if self.probability is not None:
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
-            parts.append(f"match {shown}")
+            parts.append(f"match probability {shown}")
         captions = [text if len(text) <= 70 else f"{text[:67]}..." for text in self.item.get("captions", [])[:1]]
         return [*parts, *self.words, *map(repr, captions)]
 
@@ -160,10 +161,11 @@ def answers_of(
 
 def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader | None) -> list[Meaning]:
     """Return the meaning of each input of one side (N, D)."""
-    columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
+    columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 5
     if units is not None:
         of = f"{other_side(side)}s"
         columns[:2] = units.information(z.trace, of, bits=True).tolist(), units.share(z.trace, of).tolist()
+        columns[4] = [of] * len(z.mean)
     if reader is not None and side == "text":
         columns[2] = list(zip(*(x.tolist() for x in reader.shares(z.trace, z.mean))))
     elif reader is not None:
@@ -238,8 +240,9 @@ def ask(
     risk: float = 0.1,
     delta: float = 0.1,
     **settings: Any,
-) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
-    """Return the `top` answers to each query (None if refused), each query's meaning, and the refusal threshold.
+) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None, list[str]]:
+    """Return the `top` answers to each query (None if refused), each query's meaning, the refusal threshold, and
+    the printed number of each query that it was compared with, "" without one.
     more_general: True or False ranks by inclusion. known: queries with their correct keys, to calibrate the refusal;
     risk, delta: of `calibrate`. settings: of `search`.
     """
@@ -252,14 +255,17 @@ def ask(
     ]
     if more_general is not None:
         found = index.search_inclusion(z, top, more_general, settings.get("rerank") or 1000)
-        return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None
+        return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None, [""] * len(queries)
     search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
-    found, given = search(z), [True] * len(queries)
+    found, given, compared = search(z), [True] * len(queries), [""] * len(queries)
     if known is not None:
         threshold = calibrate(index, known, embedder, risk, delta, search)
-        given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
+        sure = confidences(index, embedded, found.first(COMPARED), pairs, reader)
+        given = threshold.answers(sure).tolist()
+        if threshold.holds:
+            compared = [threshold.compared(value) for value in sure[threshold.by].tolist()]
     answers = answers_of(index, found.first(top), pairs, z, reader)
-    return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
+    return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold, compared
 
 
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:

@@ -16,6 +16,13 @@ from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
 CHOOSING, TRIED = 0.25, 100  # share of the queries used to choose; most thresholds tested
+#: Name of a confidence that is a logarithm -> name of its exponential, which is printed.
+PRINTED = {
+    "share": "share among the first 20",
+    "log probability": "probability among all items",
+    "familiarity": "probability of a familiar query",
+    "joint log probability": "probability of a familiar query and this answer among all items",
+}
 
 
 class Threshold(NamedTuple):
@@ -41,6 +48,11 @@ class Threshold(NamedTuple):
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
+    def compared(self, confidence: float) -> str:
+        """Return the printed name and number of a confidence, a percentage for a logarithm."""
+        name = PRINTED.get(self.by)
+        return f"{self.by} {confidence:.4g}" if name is None else f"{name} {100 * np.exp(confidence):.4g}%"
+
     def __str__(self) -> str:
         sure, remedy = (
             f"with {1 - self.delta:.0%} confidence",
@@ -49,7 +61,8 @@ class Threshold(NamedTuple):
         if not self.holds:
             kept = f"no threshold limits the wrong answers to {self.risk:.0%} {sure} on {self.tested} queries"
             return f"{kept}, so all are refused. {remedy}"
-        said = f"answers with a {self.by} of at least {self.least:.4g}: at most {self.risk:.0%} wrong {sure}"
+        name, _, least = self.compared(self.least).rpartition(" ")
+        said = f"answers with a {name} of at least {least}: at most {self.risk:.0%} wrong {sure}"
         return f"{said} ({self.wrong} of {self.answered} were, among {self.tested} queries)"
 
 

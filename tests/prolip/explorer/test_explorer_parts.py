@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,7 @@ def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
     words = [str(app.explored.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
     risk = make_app(words).search({"text": "red"})["risk"]
     assert risk["answers"] is False and "all are refused" in risk["promise"]
+    assert re.fullmatch(r"[a-z ]+ -?[\d.e-]+%?", risk["compared"])
 
 
 def test_columns_are_those_that_curation_writes(app):

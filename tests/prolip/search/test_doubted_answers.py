@@ -51,7 +51,7 @@ def doubt_by_hand(embedder, image, gallery=None):
 
 @pytest.mark.parametrize("top", [2, 12])
 def test_texts_get_images_with_the_doubt_of_the_images_however_many_are_asked_for(images, embedder, top):
-    replies, means, _ = ask(images, [Query(text) for text in TEXTS], embedder, top)
+    replies, means, *_ = ask(images, [Query(text) for text in TEXTS], embedder, top)
     asked, z = embedder.embed_texts(TEXTS), images.gaussians(range(12))
     d, share = doubt_by_hand(embedder, z.mean, z.mean), embedder.score.units.share(asked.trace)
     ambiguity = embedder.reader.ambiguity(z.mean)
@@ -70,7 +70,7 @@ def test_texts_get_images_with_the_doubt_of_the_images_however_many_are_asked_fo
 def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(texts, embedder, photos):
     paths = [str(path) for path in sorted(photos.rglob("*.png"))[:3]]
     questions = [Query(None, path) for path in paths]
-    replies, means, _ = ask(texts, questions, embedder, 3)
+    replies, means, *_ = ask(texts, questions, embedder, 3)
     asked, z = embed(questions, embedder).z, embedder.embed_texts(TEXTS)
     d, share = doubt_by_hand(embedder, asked.mean), embedder.score.units.share(z.trace)
     logit = embedder.score.logit(embedder.score.pairwise(asked, z))
@@ -80,7 +80,7 @@ def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(text
         want = (1 - d[i]) * logit[i, rows].sigmoid() + d[i] * share[rows]
         assert [answer.probability for answer in answers] == pytest.approx(want.tolist(), rel=1e-4)
         assert [answer.share_range for answer in answers] == [(float(low[row]), float(high[row])) for row in rows]
-        assert f"matches {range_in_words(*answers[0].share_range)}" in str(answers[0])
+        assert f"matches {range_in_words(*answers[0].share_range)} images" in str(answers[0])
         assert means[i].ambiguity == pytest.approx(float(embedder.reader.ambiguity(asked.mean)[i]))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from prolip.search.risk_control import find_threshold, most_wrong, p_value
+from prolip.search.risk_control import Threshold, find_threshold, most_wrong, p_value
 
 
 def draw(count: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -81,3 +83,21 @@ def test_where_no_threshold_holds_all_is_refused_and_said(wrong):
     found = find_threshold({"c": np.linspace(0, 1, len(wrong))}, wrong, 0.1, 0.1)
     assert not found.holds and not found.answers({"c": np.array([0.5, np.inf])}).any()
     assert "all are refused" in str(found)
+
+
+@pytest.mark.parametrize(
+    "by, least, words, first",
+    [
+        (
+            "log probability",
+            math.log(0.75),
+            "probability among all items of at least 75%",
+            "probability among all items 25%",
+        ),
+        ("similarity", 0.75, "similarity of at least 0.75", "similarity 0.25"),
+    ],
+)
+def test_a_confidence_is_printed_with_the_name_and_unit_of_its_threshold(by, least, words, first):
+    threshold = Threshold(by, least, 0.1, 0.1, 5, 0, 9)
+    assert str(threshold).startswith(f"answers with a {words}: at most 10% wrong")
+    assert threshold.compared(math.log(0.25) if by == "log probability" else 0.25) == first

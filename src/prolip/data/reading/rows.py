@@ -102,8 +102,7 @@ def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split |
             except ShardFault as fault:
                 (on_fault or strict_note)(ShardFault(fault.kind, f"{redacted(url)}: {fault.message}"))
         return
-    most = None if on_fault is strict_note else 1.0
-    named = split if isinstance(split, str) else None
+    named, most = split if isinstance(split, str) else None, None if on_fault is strict_note else 1.0
     rows, base = read_rows(source, splits=named, split=part, max_bad=most), base_of(source)
     for number, row in enumerate(rows.rows):
         try:

@@ -215,8 +215,7 @@ def read_table(
         problems = [*problems, str(broken).removeprefix(f"{path} ")]
     if problems:
         flag = "add --skip-damaged" if max_bad is None else "raise --max-bad-fraction"
-        whole = not damaged and broken is None
-        remedy = f"correct or delete these rows, or {flag}" if whole else "correct the table"
+        remedy = "correct the table" if damaged or broken is not None else f"correct or delete these rows, or {flag}"
         header = f"{printable(path)} ({'the header' if source.kind == 'csv' else 'the first'} is row 1)"
         if len(problems) == 1:
             raise TableError(f"{header}: {problems[0]}; {remedy}")
@@ -227,10 +226,7 @@ def read_table(
 def problems_of(
     rows: Sequence[ImageRow], columns: TableColumns, folders: Sequence[str], rooted: bool
 ) -> tuple[list[str], float]:
-    """Return the problems of rows as texts, and the affected share; paths start where most files are.
-
-    rooted: name --image-root, a flag of training and of `prolip uncertainty`.
-    """
+    """Return the problems of rows as texts, and the affected share. rooted: the command has the flag --image-root."""
 
     def has_caption(row: ImageRow) -> bool:
         cells = [row.caption, *(row.record.get(name) for name in columns.captions)]
