@@ -22,6 +22,7 @@ from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
 from prolip.search.exact import TopK, other_side
 from prolip.search.risk_control import Threshold, find_threshold
+from prolip.search.sources import trained_sources
 from prolip.search.store import Item
 from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import refusal
@@ -277,7 +278,7 @@ def calibrate(
     index: SearchIndex, known: Known, embedder: Embedder, risk: float, delta: float, search: Callable[[Gaussian], TopK]
 ) -> Threshold:
     """Calibrate a threshold on queries with known keys. search: as for later queries, with COMPARED answers or more.
-    Warns of keys that the index lacks; ValueError if it lacks all.
+    Warns of keys that the index lacks and of sources that the model's run trained on; ValueError if it lacks all.
     """
     queries, right = known
     keys = list(dict.fromkeys(key for some in right for key in some))
@@ -288,6 +289,10 @@ def calibrate(
         raise ValueError(f"{what}. Give keys as query --json prints them")
     if missing:
         log.warning("%s, so no answer can have them", console.plain(what))
+    there = [row for row in rows.values() if row >= 0]
+    if trained := trained_sources(index, there, embedder.loaded_from.get("model") or ""):
+        where = console.plain(first_few(trained, 3))
+        log.warning("the model trained on %s: the bound does not hold for training pairs. Use other pairs", where)
     asked = embed(queries, embedder)
     found = search(asked.z)
     firsts = found.rows[:, 0].tolist()

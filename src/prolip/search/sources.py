@@ -7,7 +7,7 @@ missing ones. So after an interruption, a pass resumes by finding the items that
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from braceexpand import braceexpand
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.images import decode_image
 from prolip.data.reading.named import KINDS as WORDS
-from prolip.data.reading.named import ROWS, NamedSource, parse_source
+from prolip.data.reading.named import ROWS, NamedSource, parse_source, without_word
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import is_local, local_path
@@ -30,8 +31,9 @@ from prolip.embedder import Embedder, ModelCard, groups
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
+from prolip.models.diagnose import is_run
 from prolip.search.store import Item, Part
-from prolip.utils.documents import text_lines
+from prolip.utils.documents import read_json, text_lines
 from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
@@ -145,6 +147,24 @@ def stamp(path: str) -> str:
 def digest(data: bytes) -> str:
     """Return 128 bits of the contents of an item."""
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def trained_sources(index: SearchIndex, rows: Sequence[int], model: str) -> list[str]:
+    """Return the sources of rows that the run of a model `local-dir:RUN/model` trained on; [] if no run is known."""
+    run = Path(model.removeprefix("local-dir:")).absolute().parent
+    if not model.startswith("local-dir:") or not is_run(run):
+        return []
+    trained = files_of((read_json(run / "config.json").get("data") or {}).get("train_data") or "")
+    known = {item.get("source") for item in index.items(rows)}
+    own = [x["address"] for x in index.store.values["sources"]]
+    marks = [digest(address.encode(errors="surrogatepass"))[:8] for address in own]  # as in `Rebuild`
+    return [address for address, mark in zip(own, marks) if mark in known and files_of(address) & trained]
+
+
+def files_of(address: str) -> set[str]:
+    """Return the real paths that the address of a source names."""
+    parts = without_word(address).split("::") if address else []
+    return {os.path.realpath(path) for part in parts for path in braceexpand(part)}
 
 
 def parse(address: str) -> NamedSource:

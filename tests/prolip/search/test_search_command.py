@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,22 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text('{"text": 5, "keys": []}')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
+
+
+def test_training_pairs_are_named_as_no_calibration(tmp_path, shards, small_model, capsys, caplog):
+    shutil.copytree(small_model.removeprefix("local-dir:"), tmp_path / "run/model")
+    config = {"method": "prolip", "data": {"train_data": f"{shards}/{{1,2}}.tar"}}
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    index, model = tmp_path / "index", f"local-dir:{tmp_path}/run/model"
+    assert run(capsys, "build", index, "--data", f"shards:{shards}/0.tar", "--model", model)[0] == 0
+    assert run(capsys, "add", index, "--data", f"shards:{shards}/1.tar")[0] == 0
+    for shard, told in ((0, False), (1, True)):
+        line = {"text": "a red square", "keys": [f"{shard}/s0"]}
+        (tmp_path / "q.jsonl").write_text(f"{json.dumps(line)}\n" * 40)
+        caplog.clear()
+        words = ("query", index, "--text", "red", "--risk", 0.5, "--calibrate", tmp_path / "q.jsonl")
+        assert run(capsys, *words)[0] == 0
+        assert (f"trained on shards:{shards}/1.tar: the bound does not hold" in caplog.text) == told
 
 
 def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path, monkeypatch):
