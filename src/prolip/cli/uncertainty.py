@@ -92,7 +92,8 @@ def fit(args: argparse.Namespace) -> None:
     if args.save_pairs:
         pairs.save(Path(args.save_pairs))
     say(f"fitting variances to {len(pairs):,} pairs")
-    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
+    source = args.pairs or args.data
+    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed, source)
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
     done = time.perf_counter()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
+from prolip.data.reading.named import shortened
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.fitting.collect import embed_pairs
@@ -30,7 +31,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.config import is_reader, is_released
-from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, TRAINED, WEIGHT_NAMES, is_model, is_run
+from prolip.models.diagnose import CONFIG_NAMES, FIT, READERS, TOKENIZER_NAMES, TRAINED, WEIGHT_NAMES, is_model, is_run
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
@@ -40,11 +41,12 @@ from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.openclip import FILE, FittedCLIP, PointModel
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
-from prolip.utils.outputs import check_output, replacing_folder
+from prolip.utils.outputs import check_output, replacing, replacing_folder
+from prolip.utils.secrecy import redacted
 
 METHOD = "likelihood"  # the method of our models after the fit
 #: Files of a model; other files of its folder stay.
-FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
+FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, FIT, *TOKENIZER_NAMES)
 
 
 def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
@@ -55,8 +57,12 @@ def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
     config: FitOptions,
     folder: str | os.PathLike,
     seed: int = 0,
+    data: str = "",
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of `model`, and write the model with them to `folder`, in its own format."""
+    """Fit variances to `pairs`, embeddings of `model`, and write the model with them to `folder`, in its own format.
+
+    data: the source of the pairs, for the model's card.
+    """
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     remedy = "embed them with this model, by --data"
     if means_fingerprint(loaded) != pairs.model != "":
@@ -68,7 +74,10 @@ def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
             if own is not None and own.shape[1] != width:
                 raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {model} has {width}: {remedy}")
     if is_prolip(model):
-        return write_prolip(loaded.network, get_tokenizer(model, tokenizer=tokenizer), pairs, config, folder, seed)
+        tokens = get_tokenizer(model, tokenizer=tokenizer)
+        fitted = write_prolip(loaded.network, tokens, pairs, config, folder, seed)
+        write_facts(folder, pairs, data)
+        return fitted
     network: Any = loaded.network.model
     vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
     fitted = fit_variances(pairs, vocabulary=0 if pairs.text_ids is None else vocabulary, seed=seed, **config.sizes)
@@ -81,7 +90,15 @@ def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
             raise ValueError(f"{model} would load as another model, its configuration is incomplete: complete it")
         written: Any = again.network
         FittedCLIP(written.model, *fitted).save(place)
+        write_facts(place, pairs, data)
     return fitted
+
+
+def write_facts(folder: Path, pairs: Pairs, data: str) -> None:
+    """Write the data and the counts of a fit next to its model, without absolute paths and secrets."""
+    counts = {"pairs": len(pairs), "images": len(pairs.image), "texts": len(pairs.text)}
+    with replacing(folder / FIT) as file:
+        file.write_text(json.dumps({"data": shortened(redacted(data)), **counts}, indent=2) + "\n", encoding="utf-8")
 
 
 def fit_uncertainty(
@@ -105,7 +122,7 @@ def fit_uncertainty(
     data = DataConfig(train_data=data, seed=seed) if isinstance(data, str) else data
     faults = FaultCounter(limit=data.max_bad_fraction)
     pairs = embed_data(model, data, config, faults, pretrained, tokenizer, **options)
-    return attach(model, pretrained, tokenizer, pairs, config, output, seed)
+    return attach(model, pretrained, tokenizer, pairs, config, output, seed, data.train_data or "")
 
 
 def embed_data(  # noqa: PLR0913, PLR0917 (three describe a model)
@@ -152,7 +169,7 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
             config = {}
         if config is not None:
             same &= "embed_dim" in config and ("prolip_cfg" in config or is_released(config)) is ours
-    there = [name for name in FILES if (folder / name).exists()]
+    there = [name for name in FILES if name != FIT and (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
         what = f"files of another model, program or run ({', '.join(foreign)})"
         raise ValueError(f"{folder} has {what}: give another folder, or delete them")

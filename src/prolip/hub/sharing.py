@@ -20,18 +20,18 @@ from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from prolip.data.reading.named import without_word
+from prolip.data.reading.named import shortened, without_word
 from prolip.data.reading.shards import expand_source
 from prolip.embedder import Embedder
 from prolip.fitting.attach import FILES, check_folder
 from prolip.loading import config_file, is_prolip
 from prolip.models.checkpoint import read_config, save_pretrained
-from prolip.models.diagnose import check_config, is_run
+from prolip.models.diagnose import FIT, check_config, is_run
 from prolip.models.prolip import ProLIP
 from prolip.uncertainty.openclip import FILE
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.console import escaped, plain
-from prolip.utils.documents import read_json, shown
+from prolip.utils.documents import check_types, read_json, shown
 from prolip.utils.links import check_links
 from prolip.utils.outputs import replacing_folder
 from prolip.utils.secrecy import redacted
@@ -96,6 +96,7 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
         units=units,
         readings=readings(units, source.metrics) if units else [],
         trained=trained_on(source),
+        fit=fitted_on(source) if units else {},
         shards=licences(source.config.get("data", {}).get("train_data") or ""),
         limits=limits(source, embedder),
     )
@@ -122,10 +123,10 @@ def tested_on(source: ModelFolder) -> str:
     sources = [given] if isinstance(given, str) else list(map(str, given))
     drawings = [one.removeprefix("emoji:") for one in sources if isinstance(given, str) or one.startswith("emoji:")]
     if not drawings:
-        return ", ".join(place(str(task)) for task in val.get("val_tasks") or sources)
+        return ", ".join(shortened(str(task)) for task in val.get("val_tasks") or sources)
     chosen = f" ({val['val_select']})" if val.get("val_select") else ""
-    names = f", with the captions of {place(val['val_names'])} in the gallery" if val.get("val_names") else ""
-    return f"{'::'.join(map(place, drawings))}{chosen}{names}"
+    names = f", with the captions of {shortened(val['val_names'])} in the gallery" if val.get("val_names") else ""
+    return f"{'::'.join(map(shortened, drawings))}{chosen}{names}"
 
 
 def trained_on(source: ModelFolder) -> str:
@@ -137,8 +138,17 @@ def trained_on(source: ModelFolder) -> str:
     length = f", {steps:,} steps of {batch} pairs per process" if steps and batch else ""
     chosen = f" ({data['select']})" if data.get("select") else ""
     start = model.get("pretrained")
-    begun = f" Training began with the weights of {place(start)}, so their data count too." if start else ""
-    return f"{place(data['train_data'])}{chosen}{length}, {run.get('precision', 'fp32')}.{begun}"
+    begun = f" Training began with the weights of {shortened(start)}, so their data count too." if start else ""
+    return f"{shortened(data['train_data'])}{chosen}{length}, {run.get('precision', 'fp32')}.{begun}"
+
+
+def fitted_on(source: ModelFolder) -> dict[str, Any]:
+    """Return the data and the number of pairs to which the variances were fitted; empty if they are unknown."""
+    file = source.folder / FIT
+    if not file.is_file():
+        return {}
+    found = check_types(redacted(read_json(file)), {"data": str, "pairs": int}, file)
+    return found if {"data", "pairs"} <= found.keys() else {}
 
 
 def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
@@ -243,13 +253,6 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
     traces = torch.tensor([trace for _, trace in given])
     matched, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()
     return [(words, f"{t:.3f}", in_words(x), f"{bit:.1f}") for (words, t), x, bit in zip(given, matched, bits)]
-
-
-def place(path: str | None) -> str:
-    """Shorten absolute paths to their last two parts, for other readers."""
-    text = path or ""
-    word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
-    return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
 
 
 #: Markdown's special characters within a line (not an underscore between letters), at the start of a block, and in a

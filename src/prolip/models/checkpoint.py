@@ -373,7 +373,7 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     elif (other := folder / OPENCLIP_FILES[0]).exists():  # loading would prefer it
         raise ValueError(f"{other} belongs to another model: give another folder, or delete it")
     text = json.dumps(config, indent=2) + "\n"  # fails before the weights are written
-    gone = TOKENIZER_NAMES if tokenizer is not None else ()
+    gone = {diagnose.FIT, *(TOKENIZER_NAMES if tokenizer is not None else ())}
     with replacing_folder(folder, kept=lambda name: name not in gone) as place:
         for name, values in files.items():
             save_file(values, place / name, metadata={"format": "pt"})

@@ -86,6 +86,8 @@ def pair(request, tmp_path_factory) -> tuple[Path, Path]:
         (before / "open_clip_config.json").write_text(text)
         save_file(model.state_dict(), before / "open_clip_model.safetensors")
     fit(before, after, *DATA, "--save-pairs", after / "pairs.safetensors")
+    facts = json.loads((after / "fit.json").read_text())
+    assert facts["data"].endswith(SHARDS.rpartition("/")[2]) and facts["pairs"] > facts["images"] > 100
     return before, after
 
 
@@ -289,6 +291,8 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
         assert ("no novelty of images" in said.out) is (name == "same")
         traces = Embedder.load(f"local-dir:{tmp_path}/{name}").embed_texts(["a cat", "animal", "x"]).trace
         assert float(traces.max()) <= math.log(len(rows)) * 2 / 9  # of a scale from 10
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "same")
+    assert (tmp_path / "thirty/fit.json").exists() and not (tmp_path / "same/fit.json").exists()
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
@@ -310,6 +314,7 @@ def test_a_model_of_a_run_is_refused_and_another_is_replaced_with_a_line(pair, t
     assert main([*map(str, words), str(run / "fitted")]) == 0
     assert f"{run}/fitted holds a model, which this command replaces" in capfd.readouterr().err
     assert main([*map(str, words), str(run / "new")]) == 0
+    assert json.loads((run / "new/fit.json").read_text())["data"] == f"{pair[1].name}/pairs.safetensors"
     assert "which this command replaces" not in capfd.readouterr().err
 
 

@@ -17,8 +17,11 @@ from PIL import Image
 
 import prolip
 from prolip.cli.main import main
+from prolip.data.reading.named import shortened
 from prolip.embedder import Embedder
-from prolip.hub.sharing import figures, licences, place
+from prolip.embeddings import Pairs
+from prolip.fitting.attach import write_facts
+from prolip.hub.sharing import figures, licences
 from prolip.utils import console
 
 METRICS = {
@@ -92,7 +95,7 @@ def front_and_body(folder: Path):
 def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, monkeypatch):
     assert save(run, tmp_path / "mine", "--license", "MIT", "--data-license", "Ask me.") == 0
     written = {path.name for path in (tmp_path / "mine").iterdir()}
-    assert written == {"config.json", "model.safetensors", "README.md", "eval.json"}
+    assert written == {"config.json", "model.safetensors", "fit.json", "README.md", "eval.json"}
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "mine" / name).read_bytes() == (run / "model" / name).read_bytes()
     front, body = front_and_body(tmp_path / "mine")
@@ -133,6 +136,23 @@ def test_a_saved_model_is_replaced_with_a_line_and_the_model_of_another_run_is_r
     before = {path.name: path.read_bytes() for path in (other / "model").iterdir()}
     assert save(run, other / "model") == 2 and "holds the model of a run" in capfd.readouterr().err
     assert before == {path.name: path.read_bytes() for path in (other / "model").iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["ours", "openclip"])
+def test_a_card_names_the_data_of_the_fit_without_the_folders_of_a_machine(kind, tmp_path, capsys):
+    source = (fitted_model if kind == "ours" else fitted_openclip)(tmp_path / "made").removeprefix("local-dir:")
+    assert json.loads((Path(source) / "fit.json").read_text()) == {"data": "", "pairs": 64, "images": 64, "texts": 64}
+    rows = Pairs.in_rows(*[torch.eye(1200)] * 2, scale=9.0)
+    for data, of in (("", "64 pairs of data that are not recorded"), ("/home/me/a/b.csv", "1,200 pairs of a/b.csv")):
+        if data:
+            write_facts(Path(source), rows, data)
+        assert save(source, tmp_path / "mine") == 0
+        _, body = front_and_body(tmp_path / "mine")
+        own = body.partition("## Training data\n\n")[2].partition("\n\n## Limits")[0]
+        assert own == f"The model's own training data: not recorded.\n\nThe variances were fitted to {of}."
+    (Path(source) / "fit.json").write_text('{"data": 3}')
+    capsys.readouterr()
+    assert save(source, tmp_path / "mine") == 2 and "fit.json: 'data' is 3: expected str" in capsys.readouterr().err
 
 
 def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
@@ -236,7 +256,7 @@ def test_figures_licences_and_places_are_told_as_they_are():
         ("emoji/noto-v1.tar", "Apache-2.0"),
         ("noto.tar", ""),
     ]
-    assert place("/a/b/c/d") == "c/d" and place("data/x.tar") == "data/x.tar" and place(None) == ""
+    assert shortened("/a/b/c/d") == "c/d" and shortened("data/x.tar") == "data/x.tar" and shortened(None) == ""
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,13 @@ def without_word(text: str) -> str:
     return address if colon and word in KINDS else text
 
 
+def shortened(path: str | None) -> str:
+    """Shorten absolute paths of a source to their last two parts, for other readers."""
+    text = path or ""
+    word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
+    return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
+
+
 def kind_of(address: str, flag: str, forms: str) -> str:
     """Return the kind of a bare address; errors as in `parse_source`."""
     path, (word, colon, _) = local_path(address), address.partition(":")
