@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 AHEAD = 2  # batches that threads read ahead of the current one
+UNINFORMED = "the cosines did not predict the matches of the fit: similarities, variances and novelty have no meaning"
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Embedder:
     network: `encode_image` and `encode_text` return Gaussians, or OpenCLIP's features, which become points. preprocess:
     Pillow image -> (3, H, W); tokenizer: list of texts -> ids (B, L). score: of the model's method; probabilistic:
     whether variances have a meaning, else log_var = -inf and traces are 0; novelty, text_novelty: functions of the
-    output of `encode_hidden` -> nats (B,) by tower end, None for a model without novelty; loaded_from: the `model`,
-    `pretrained` and `tokenizer` given to `load`, {} if it was made in another way.
+    output of `encode_hidden` -> nats (B,) by tower end, None for a model without novelty; caution: why the fit has no
+    meaning, else ""; loaded_from: the `model`, `pretrained` and `tokenizer` given to `load`, {} if made otherwise.
     """
 
     def __init__(  # noqa: PLR0917
@@ -84,9 +85,9 @@ class Embedder:
         self.network = network if has_variances or inner is not network else PointModel(network)
         self._given = network
         self.device, self.precision = torch.device(device), precision
-        if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-            why = "its cosines did not predict the matches of the pairs used for fitting, so its"
-            warn_once(f"{name}: {why} similarities, variances and novelty have no meaning")
+        self.caution = UNINFORMED if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE else ""
+        if self.caution:
+            warn_once(f"{name}: {self.caution}")
         if score.units is not None and score.reader is None:
             lacks = "has older variances without intervals, ambiguity and adjusted match probabilities"
             log.info("%s %s. Fit them with prolip uncertainty", name, lacks)

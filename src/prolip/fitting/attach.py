@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import shutil
 from collections.abc import Collection
@@ -43,6 +44,8 @@ from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing, replacing_folder
 from prolip.utils.secrecy import redacted
+
+log = logging.getLogger(__name__)
 
 METHOD = "likelihood"  # the method of our models after the fit
 #: Files of a model; other files of its folder stay.
@@ -122,6 +125,8 @@ def fit_uncertainty(
     data = DataConfig(train_data=data, seed=seed) if isinstance(data, str) else data
     faults = FaultCounter(limit=data.max_bad_fraction)
     pairs = embed_data(model, data, config, faults, pretrained, tokenizer, **options)
+    if pairs.caution:
+        log.warning(pairs.caution)
     return attach(model, pretrained, tokenizer, pairs, config, output, seed, data.train_data or "")
 
 

@@ -161,6 +161,8 @@ def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
         found.append(f"{round(100 * (1 - right))} of 100 such images get a wrong first name. {remedy}.")
     if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
         found.append(f"Its probabilities there are wrong by {ece:.2f} on average. `fit` them to labelled images.")
+    if embedder.caution:
+        found.append(f"{embedder.caution.capitalize()}.")
     if not embedder.probabilistic:
         found.append("It has no uncertainty apart from its similarities.")
     elif embedder.novelty is None:

@@ -295,6 +295,13 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
     assert (tmp_path / "thirty/fit.json").exists() and not (tmp_path / "same/fit.json").exists()
 
 
+def test_python_is_warned_of_few_pairs_and_of_a_model_at_chance(pictures, tmp_path, caplog):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    data = as_csv(tmp_path / "d.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
+    prolip.fit_uncertainty(f"local-dir:{tmp_path}/model", f"csv:{data}", tmp_path / "fitted", device="cpu")
+    assert f"{len(pictures)} pairs of" in caplog.text and "no better than chance" in caplog.text
+
+
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
     model = ["--model", f"local-dir:{pair[0]}", *DATA]
     said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")

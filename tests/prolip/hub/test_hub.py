@@ -18,10 +18,11 @@ from PIL import Image
 import prolip
 from prolip.cli.main import main
 from prolip.data.reading.named import shortened
-from prolip.embedder import Embedder
+from prolip.embedder import UNINFORMED, Embedder
 from prolip.embeddings import Pairs
 from prolip.fitting.attach import write_facts
 from prolip.hub.sharing import figures, licences
+from prolip.measures.chance import warn_once
 from prolip.utils import console
 
 METRICS = {
@@ -189,6 +190,16 @@ def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys)
     assert again.score.units == fitted.score.units
 
 
+def test_a_fit_whose_cosines_predicted_nothing_is_named_at_loading_and_on_the_card(tmp_path, caplog):
+    name = fitted_openclip(tmp_path)  # fitted to random pairs
+    warn_once.cache_clear()
+    for _ in range(2):
+        embedder = Embedder.load(name)
+    assert [message for message in caplog.messages if UNINFORMED in message] == [f"{name}: {UNINFORMED}"]
+    assert embedder.caution == UNINFORMED and save(tmp_path / "fitted", tmp_path / "out") == 0
+    assert f"- {UNINFORMED.capitalize()}." in front_and_body(tmp_path / "out")[1]
+
+
 def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("asked the hub"))
     assert main(["hub", "push", str(run), "org/mine", "--dry-run"]) == 0
@@ -245,6 +256,7 @@ def test_a_model_without_a_run_or_variances_claims_nothing(tmp_path):
     assert "model-index" not in front and "license" not in front
     for line in ("This model has no evaluation", "a deterministic model", "Not recorded with this model"):
         assert line in body
+    assert "have no meaning" not in body
 
 
 def test_figures_licences_and_places_are_told_as_they_are():
