@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from prolip.data.images import ImageSource, open_image
 from prolip.gaussian import Gaussian, concatenate, kind_of
-from prolip.measures.chance import warn_once
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
@@ -118,6 +119,7 @@ class Embedder:
         precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). Weights are float32.
         """
         from prolip.loading import load_model  # late: it imports OpenCLIP
+        from prolip.models.diagnose import FIT, json_of
 
         autocast_dtype(precision)
         place = check_device(device)
@@ -128,6 +130,10 @@ class Embedder:
         shown = name if not pretrained else f"{name}:{pretrained}"
         made = cls(shown, network, preprocess, tokenize, place, precision)
         made.loaded_from = {"model": name, "pretrained": pretrained, "tokenizer": tokenizer}
+        facts = json_of(Path(name.removeprefix("local-dir:")) / FIT) if name.startswith("local-dir:") else {}
+        if (first := OwnFirst(*facts.get("own_first", (0, 0, 0)))).at_chance and not made.caution:
+            made.caution = f"in its fit, {first}"
+            warn_once(f"{shown}: {made.caution}")
         return made
 
     @cached_property

@@ -99,7 +99,7 @@ def attach(  # noqa: PLR0913, PLR0917 (three describe a model)
 
 def write_facts(folder: Path, pairs: Pairs, data: str) -> None:
     """Write the data and the counts of a fit next to its model, without absolute paths and secrets."""
-    counts = {"pairs": len(pairs), "images": len(pairs.image), "texts": len(pairs.text)}
+    counts = {"pairs": len(pairs), "images": len(pairs.image), "texts": len(pairs.text), "own_first": pairs.own_first}
     with replacing(folder / FIT) as file:
         file.write_text(json.dumps({"data": shortened(redacted(data)), **counts}, indent=2) + "\n", encoding="utf-8")
 

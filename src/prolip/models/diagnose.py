@@ -16,7 +16,7 @@ from prolip.utils.messages import appearance_of, explain_missing, first_few
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 READERS = "readers.safetensors"  # readers and a method's parts, next to OpenCLIP's model in a folder
-FIT = "fit.json"  # the data and the number of pairs of `prolip uncertainty`, next to the model
+FIT = "fit.json"  # the data and the counts of `prolip uncertainty`, next to the model
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 VOCABULARY_NAMES = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")

@@ -28,6 +28,7 @@ from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
 from prolip.loading import recognised
+from prolip.measures.chance import OwnFirst
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
 
@@ -300,6 +301,15 @@ def test_python_is_warned_of_few_pairs_and_of_a_model_at_chance(pictures, tmp_pa
     data = as_csv(tmp_path / "d.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
     prolip.fit_uncertainty(f"local-dir:{tmp_path}/model", f"csv:{data}", tmp_path / "fitted", device="cpu")
     assert f"{len(pictures)} pairs of" in caplog.text and "no better than chance" in caplog.text
+    hits, pairs, candidates = json.loads((tmp_path / "fitted/fit.json").read_text())["own_first"]
+    assert OwnFirst(hits, pairs, candidates).at_chance and pairs == candidates == len(pictures)
+    name = f"local-dir:{tmp_path}/model"  # whose cosines no fit has found without meaning
+    assert Embedder.load(name).caution == ""
+    shutil.copy(tmp_path / "fitted/fit.json", tmp_path / "model")
+    for _ in range(2):
+        embedder = Embedder.load(name)
+    assert embedder.caution == f"in its fit, {OwnFirst(hits, pairs, candidates)}"
+    assert caplog.messages.count(f"{name}: {embedder.caution}") == 1
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):

@@ -142,7 +142,8 @@ def test_a_saved_model_is_replaced_with_a_line_and_the_model_of_another_run_is_r
 @pytest.mark.parametrize("kind", ["ours", "openclip"])
 def test_a_card_names_the_data_of_the_fit_without_the_folders_of_a_machine(kind, tmp_path, capsys):
     source = (fitted_model if kind == "ours" else fitted_openclip)(tmp_path / "made").removeprefix("local-dir:")
-    assert json.loads((Path(source) / "fit.json").read_text()) == {"data": "", "pairs": 64, "images": 64, "texts": 64}
+    facts = json.loads((Path(source) / "fit.json").read_text())
+    assert facts | {"own_first": []} == {"data": "", "pairs": 64, "images": 64, "texts": 64, "own_first": []}
     rows = Pairs.in_rows(*[torch.eye(1200)] * 2, scale=9.0)
     for data, of in (("", "64 pairs of data that are not recorded"), ("/home/me/a/b.csv", "1,200 pairs of a/b.csv")):
         if data:
