@@ -123,6 +123,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         model, transform, preprocess = parts.build_model(config, world.device)
     finally:
         part.removeHandler(listener)
+        part.setLevel(logging.NOTSET)
     statistics = parts.settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     rows = loader.config.batch_size
