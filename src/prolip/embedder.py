@@ -131,7 +131,7 @@ class Embedder:
         made = cls(shown, network, preprocess, tokenize, place, precision)
         made.loaded_from = {"model": name, "pretrained": pretrained, "tokenizer": tokenizer}
         facts = json_of(Path(name.removeprefix("local-dir:")) / FIT) if name.startswith("local-dir:") else {}
-        if (first := OwnFirst(*facts.get("own_first", (0, 0, 0)))).at_chance and not made.caution:
+        if (first := OwnFirst.read(facts.get("own_first"))).at_chance and not made.caution:
             made.caution = f"in its fit, {first}"
             warn_once(f"{shown}: {made.caution}")
         return made

@@ -110,6 +110,18 @@ def close(run: Run) -> None:
                 ends.callback(part.close)  # the last one first
 
 
+@contextlib.contextmanager
+def messages_of(part: str) -> Iterator[BufferingHandler]:
+    """Collect what the logger of this name says in the block, at INFO and above."""
+    (log := logging.getLogger(part)).setLevel(logging.INFO)
+    log.addHandler(listener := BufferingHandler(capacity=10_000))
+    try:
+        yield listener
+    finally:
+        log.removeHandler(listener)
+        log.setLevel(logging.NOTSET)
+
+
 def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
     """Build and check every part of the run, resume on request, and lock the folder until `held` is closed."""
     settings = config.run
@@ -117,13 +129,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32 for the towers; not needed under autocast
     tokenizer = parts.build_tokenizer(config)  # first: a missing file shows immediately
-    (part := logging.getLogger("prolip.models.checkpoint")).setLevel(logging.INFO)
-    part.addHandler(listener := BufferingHandler(capacity=10_000))
-    try:
+    with messages_of("prolip.models.checkpoint") as listener:
         model, transform, preprocess = parts.build_model(config, world.device)
-    finally:
-        part.removeHandler(listener)
-        part.setLevel(logging.NOTSET)
     statistics = parts.settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     rows = loader.config.batch_size

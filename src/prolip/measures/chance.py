@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,12 @@ class OwnFirst(NamedTuple):
         """Count at most PAIRS rows of scores (N, C), given each image's own candidate (N,)."""
         rows = evenly(len(own))
         return cls(int((scores[rows].argmax(1) == own[rows]).sum()), len(rows), scores.shape[1])
+
+    @classmethod
+    def read(cls, counts: Any) -> OwnFirst:
+        """Return saved counts, or zeros for anything else in a file."""
+        own = isinstance(counts, list) and len(counts) == 3 and all(type(x) is int for x in counts)
+        return cls(*counts) if own and 0 <= counts[0] <= counts[1] >= 1 else cls(0, 0, 0)
 
     @property
     def at_chance(self) -> bool:

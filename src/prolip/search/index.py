@@ -215,7 +215,7 @@ class SearchIndex:
 
     def warn(self) -> None:
         """Warn if the model finds the captions of the items no more often than chance."""
-        if (first := OwnFirst(*self.store.values.get("own_first") or (0, 0, 0))).at_chance:
+        if (first := OwnFirst.read(self.store.values.get("own_first"))).at_chance:
             warn_once(str(first))
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:

@@ -33,3 +33,9 @@ def test_a_warning_is_given_once(caplog):
     for _ in range(3):
         warn_once("of this test alone")
     assert caplog.messages == ["of this test alone"]
+
+
+@pytest.mark.parametrize("saved", [None, "x", [1], [1, 2, None], [3, 2, 5], [-1, 2, 5], [0, 0, 5], [True, 2, 5], {}])
+def test_counts_in_a_file_that_are_none_say_nothing(saved):
+    assert OwnFirst.read([0, 60, 60]).at_chance
+    assert not OwnFirst.read(saved).at_chance
