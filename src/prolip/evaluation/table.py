@@ -14,6 +14,7 @@ COLUMNS = (
     *(f"{way}/{metric}" for way in ("i2t", "t2i") for metric in ("R@1", "R@5", "R@10", "mAP@R")),
     *("mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score", "jaccard_score_10-12"),
 )
+FEWEST = 10  # correct answers and errors that the AUROC of the table needs
 #: Metrics of refusal and their titles: error of all, of the most certain 80% and half, area under the risk-coverage
 #: curve and its least value, rank correlation with the error, and separation of errors from right answers.
 REFUSAL = {
@@ -98,18 +99,28 @@ def at_chance(row: TaskResult) -> str:
 
 
 def format_uncertainty(results: Sequence[TaskResult]) -> str:
-    """Format a line per task, similarity and uncertainty; then the single metrics of each task."""
+    """Format a line per task, similarity and uncertainty, with the number of correct answers; then single metrics.
+
+    AUROC is "-" if fewer than FEWEST answers are correct or wrong.
+    """
     rows, singles = [], []
     for title, result in zip(titles(results), results):
         name, m = f"{title}  {result.info['similarity']}", result.metrics
+        studied = {} if result.study is None else result.study.samples
         for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
             way = place.removeprefix("refusal/").replace("/", " by ")
-            found = [m.get(f"{place}/{metric}") for metric in REFUSAL]
-            rows.append((f"{name}  {way}", ["-" if x is None else f"{x:.4f}" for x in found]))
+            found = {metric: m.get(f"{place}/{metric}") for metric in REFUSAL}
+            correct, samples = "-", studied.get(place.rpartition("/")[0])
+            if samples is not None and found["auroc"] is not None:  # errors of 0 or 1
+                wrong = int(samples.error.sum())
+                correct = str(len(samples.error) - wrong)
+                found["auroc"] = found["auroc"] if min(int(correct), wrong) >= FEWEST else None
+            cells = ["-" if x is None else f"{x:.4f}" for x in found.values()]
+            rows.append((f"{name}  {way}", [correct, *cells]))
         shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
         shown += [f"{SINGLES[key]} left out: too many images" for key in result.info.get("too_large_for", ())]
         singles += [f"{name}  {', '.join(shown)}"] if shown else []
-    return "\n".join(aligned(list(REFUSAL.values()), rows, 11, "refused") + singles)
+    return "\n".join(aligned(["correct", *REFUSAL.values()], rows, 11, "refused") + singles)
 
 
 def harmonic_means(results: Sequence[TaskResult]) -> str:

@@ -126,3 +126,18 @@ def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
         assert "refusal/R-AUROC" not in result.metrics and "refusal/score/aurc" in names
         assert "R-AUROC left out: too many images" in format_uncertainty([result])
     assert not study_features(points).too_large_for  # they have none at any size
+
+
+@pytest.mark.parametrize("right", [1, 9, 10, N - 9])
+def test_the_table_counts_correct_answers_and_leaves_out_the_auroc_of_few(right):
+    features = features_of("classification", torch.zeros(N, dtype=torch.long))
+    chosen = torch.from_numpy(scores_of(features).argmax(1))
+    labels = torch.where(torch.arange(N) < right, chosen, (chosen + 1) % C)
+    (result,) = evaluate_all([dataclasses.replace(features, labels=labels)], study=True)
+    head, *lines = format_uncertainty([result]).splitlines()
+    assert head.split()[:3] == ["refused", "correct", "error"] and head.split()[-1] == "AUROC"
+    value = f"{result.metrics['refusal/image/auroc']:.4f}" if right == 10 else "-"
+    (line,) = (line.split() for line in lines if line.split()[:3] == ["made", "csd", "image"])
+    assert line[3:5] == [str(right), f"{1 - right / N:.4f}"] and line[-1] == value
+    graded = features_of("multilabel", torch.nn.functional.one_hot(labels, C))
+    assert "made  csd  image          -" in format_uncertainty(evaluate_all([graded], study=True))
