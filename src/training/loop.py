@@ -124,8 +124,7 @@ def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
     if run.config.model.init_logit_bias == AUTO:
         before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
         set_bias(run, value)
-        said = f"bias {value:.4g} balances the loss of the first batch; the weights had {before:.4g}"
-        outputs.log.say(said)
+        outputs.log.say(f"bias {value:.4g} balances the loss of the first batch; it was {before:.4g} before")
         if run.world.is_first:
             write_json(outputs.folder / "config.json", run.config.to_dict())
     if run.trained.seeded:
