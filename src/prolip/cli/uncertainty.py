@@ -94,14 +94,14 @@ def fit(args: argparse.Namespace) -> None:
     say(f"fitting variances to {len(pairs):,} pairs")
     source = args.pairs or args.data
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed, source)
-    if pairs.caution:
-        print(f"warning: {pairs.caution}", file=sys.stderr)
     done = time.perf_counter()
     how, took = "read" if args.pairs else "embedded", f"fitted and written in {done - embedded:.0f} s"
     counts = f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs"
     print(f"{counts}; {how} in {embedded - start:.0f} s, {took}")
     describe(fitted, pairs)
-    print(f"use it as --model local-dir:{args.output}")
+    print(f"use it as --model local-dir:{args.output}", flush=True)
+    for caution in pairs.cautions:
+        print(f"warning: {caution}", file=sys.stderr)
 
 
 def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
