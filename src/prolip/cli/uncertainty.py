@@ -66,11 +66,12 @@ def fit(args: argparse.Namespace) -> None:
 
     from prolip.embeddings import Pairs, check_enough
     from prolip.fitting.attach import attach, check_place
-    from prolip.loading import recognised
+    from prolip.loading import check_weights, is_prolip, recognised
     from prolip.models.diagnose import is_model
 
     config = FitOptions(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
+    check_weights(args.model, args.pretrained, is_prolip(args.model))
     say(recognised(args.model, args.pretrained))
     if is_model(Path(args.output)):
         say(f"{args.output} holds a model, which this command replaces")

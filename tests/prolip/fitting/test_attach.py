@@ -311,6 +311,12 @@ def test_warnings_follow_the_summary_each_on_a_line(pictures, tmp_path, capsys, 
     assert decisive.endswith("Variances and similarities fitted to it have no meaning")
 
 
+def test_missing_weights_are_refused_before_a_line_of_progress(tmp_path, capfd):
+    assert main(["--model", "ViT-B-32", "--data", SHARDS, "--output", str(tmp_path / "out")]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ViT-B-32 names an architecture, but no weights are given") and said.count("\n") == 1
+
+
 def test_python_is_warned_of_few_pairs_and_of_a_model_at_chance(pictures, tmp_path, caplog):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     data = as_csv(tmp_path / "d.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
