@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from prolip.utils.outputs import replacing
 
 #: Fewest pairs to fit variances; with fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
+INITIAL_SCALE = 1 / 0.07  # exp(logit_scale) of OpenCLIP's untrained models
 #: Weights of pairs, and the scale of a logit, that float32 sums and exponents can represent.
 WEIGHTS, SCALES = (1e-9, 1e9), (1e-3, 1e4)
 BLOCK, NAMED = 4096, 5  # rows checked at once; names in a message
@@ -98,16 +100,19 @@ class Pairs:
         return len(rows), mean.shape[1]
 
     @property
-    def caution(self) -> str:
+    def cautions(self) -> list[str]:
         """The reasons why variances fitted to these pairs are rough or have no meaning; empty if they are sound."""
-        found = []
+        found = list[str]()
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
         if len(self) < SOUND or min(images, texts) < LEAST:
             few = f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough"
-            found = [f"{few}; give at least {SOUND} pairs of {LEAST} images and texts"]
+            least = f"at least {LEAST} different images and {LEAST} different texts"
+            found.append(f"{few}. Give at least {SOUND} pairs, with {least}")
+        if math.isclose(self.scale, INITIAL_SCALE, rel_tol=1e-6):
+            found.append("the logit scale is OpenCLIP's initial value: are these weights trained?")
         if (first := self.own_first).at_chance:
             found.append(f"{first}. Variances and similarities fitted to it have no meaning")
-        return "; ".join(found)
+        return found
 
     @property
     def own_first(self) -> OwnFirst:

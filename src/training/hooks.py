@@ -134,8 +134,8 @@ def fit_model(run: Run, model: Any, most: int) -> int:
         check_enough(len(joined.image_of))
         scale = whole.logit_scale.exp().item()
         pairs = embed_texts(joined, partial(encode, "text"), run.outputs.tokenizer, scale)
-        if pairs.caution:
-            run.outputs.log.say(f"warning: {pairs.caution}")
+        for caution in pairs.cautions:
+            run.outputs.log.say(f"warning: {caution}")
         objective.after_training(whole, pairs)
         fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
         return fitted, len(joined.image_of)

@@ -66,11 +66,12 @@ def fit(args: argparse.Namespace) -> None:
 
     from prolip.embeddings import Pairs, check_enough
     from prolip.fitting.attach import attach, check_place
-    from prolip.loading import recognised
+    from prolip.loading import check_weights, is_prolip, recognised
     from prolip.models.diagnose import is_model
 
     config = FitOptions(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
+    check_weights(args.model, args.pretrained, is_prolip(args.model))
     say(recognised(args.model, args.pretrained))
     if is_model(Path(args.output)):
         say(f"{args.output} holds a model, which this command replaces")
@@ -94,14 +95,14 @@ def fit(args: argparse.Namespace) -> None:
     say(f"fitting variances to {len(pairs):,} pairs")
     source = args.pairs or args.data
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed, source)
-    if pairs.caution:
-        print(f"warning: {pairs.caution}", file=sys.stderr)
     done = time.perf_counter()
     how, took = "read" if args.pairs else "embedded", f"fitted and written in {done - embedded:.0f} s"
     counts = f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs"
     print(f"{counts}; {how} in {embedded - start:.0f} s, {took}")
     describe(fitted, pairs)
-    print(f"use it as --model local-dir:{args.output}")
+    print(f"use it as --model local-dir:{args.output}", flush=True)
+    for caution in pairs.cautions:
+        print(f"warning: {caution}", file=sys.stderr)
 
 
 def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:

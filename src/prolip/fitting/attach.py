@@ -125,8 +125,8 @@ def fit_uncertainty(
     data = DataConfig(train_data=data, seed=seed) if isinstance(data, str) else data
     faults = FaultCounter(limit=data.max_bad_fraction)
     pairs = embed_data(model, data, config, faults, pretrained, tokenizer, **options)
-    if pairs.caution:
-        log.warning(pairs.caution)
+    for caution in pairs.cautions:
+        log.warning(caution)
     return attach(model, pretrained, tokenizer, pairs, config, output, seed, data.train_data or "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import ambiguous_pairs
@@ -109,8 +110,18 @@ def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part
 
 
 def test_few_pairs_images_or_texts_call_for_caution():
-    assert Pairs.in_rows(points(300), points(300), 10.0).caution == ""
-    assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).caution
+    assert Pairs.in_rows(points(300), points(300), 10.0).cautions == []
+    assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).cautions[0]
     rows = torch.arange(300)
     one = Pairs(image=points(300), text=points(2), image_of=rows, scale=10.0, text_of=0 * rows)
-    assert "300 pairs of 300 images and 1 texts are few" in one.caution
+    assert one.cautions == [
+        "300 pairs of 300 images and 1 texts are few: their variances are rough. "
+        "Give at least 300 pairs, with at least 30 different images and 30 different texts"
+    ]
+
+
+def test_openclips_initial_logit_scale_is_named():
+    scale = torch.tensor(math.log(1 / 0.07)).exp().item()  # float32, as in a model
+    said = "the logit scale is OpenCLIP's initial value: are these weights trained?"
+    assert Pairs.in_rows(points(300), points(300), scale).cautions == [said]
+    assert Pairs.in_rows(points(300), points(300), 1.0001 * scale).cautions == []

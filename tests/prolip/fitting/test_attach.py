@@ -296,6 +296,27 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
     assert (tmp_path / "thirty/fit.json").exists() and not (tmp_path / "same/fit.json").exists()
 
 
+def test_warnings_follow_the_summary_each_on_a_line(pictures, tmp_path, capsys, monkeypatch):
+    model = prolip.create_model("ProLIP-ViT-test")
+    torch.nn.init.constant_(model.logit_scale, math.log(1 / 0.07))
+    save_pretrained(model, tmp_path / "model")
+    data = as_csv(tmp_path / "d.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    fit(tmp_path / "model", tmp_path / "fitted", "--data", data, "--changed-images", 0)
+    *_, used, few, initial, decisive = capsys.readouterr().out.splitlines()
+    assert used == f"use it as --model local-dir:{tmp_path}/fitted"
+    assert few.startswith("warning: 30 pairs of 30 images and 30 texts are few: ") and ";" not in few
+    assert initial == "warning: the logit scale is OpenCLIP's initial value: are these weights trained?"
+    assert decisive.startswith("warning: the model finds an image's own caption first in ")
+    assert decisive.endswith("Variances and similarities fitted to it have no meaning")
+
+
+def test_missing_weights_are_refused_before_a_line_of_progress(tmp_path, capfd):
+    assert main(["--model", "ViT-B-32", "--data", SHARDS, "--output", str(tmp_path / "out")]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ViT-B-32 names an architecture, but no weights are given") and said.count("\n") == 1
+
+
 def test_python_is_warned_of_few_pairs_and_of_a_model_at_chance(pictures, tmp_path, caplog):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     data = as_csv(tmp_path / "d.csv", [(picture, f"number {i}") for i, picture in enumerate(pictures)])
