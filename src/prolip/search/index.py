@@ -146,7 +146,7 @@ class SearchIndex:
             rebuild.run(tqdm(parts, "read", unit="", unit_scale=batch_size, disable=not progress), CHUNK)
             if embedder is not None and self.side == "image":
                 self.store.write(own_first=self._own_first(embedder))
-                self.warn()
+                self.warn(embedder)
             self.finish(progress=progress)
         return rebuild
 
@@ -200,7 +200,7 @@ class SearchIndex:
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
             both = f"{embedder.name} is not the model of this index, {self.card.name}"
             raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")
-        self.warn()
+        self.warn(embedder)
         return embedder
 
     def _own_first(self, embedder: Embedder) -> OwnFirst | None:
@@ -213,9 +213,9 @@ class SearchIndex:
         scores = self.score.pairwise(self.gaussians([row for row, _ in items]), embedder.embed_texts(texts))
         return OwnFirst.of(scores, torch.tensor([texts.index(caption) for _, caption in items]))
 
-    def warn(self) -> None:
-        """Warn if the model finds the captions of the items no more often than chance."""
-        if (first := OwnFirst.read(self.store.values.get("own_first"))).at_chance:
+    def warn(self, embedder: Embedder) -> None:
+        """Warn if the model finds the captions of the items no more often than chance, unless its loading warned."""
+        if (first := OwnFirst.read(self.store.values.get("own_first"))).at_chance and not embedder.caution:
             warn_once(str(first))
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:

@@ -104,6 +104,22 @@ def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(
     assert said == [[f"warning: {OwnFirst(hits, pairs, candidates)}"]] * 2
 
 
+def test_a_command_warns_of_chance_once_if_fit_and_index_are_at_chance(
+    tmp_path, shards, small_model, capsys, monkeypatch
+):
+    model = shutil.copytree(small_model.removeprefix("local-dir:"), tmp_path / "model")
+    (model / "fit.json").write_text('{"own_first": [0, 12, 12]}')
+    folder, words = tmp_path / "index", ("--data", f"shards:{shards}/{{0,1}}.tar", "--model", f"local-dir:{model}")
+    for command in (("build", folder, *words), ("query", folder, "--text", "red")):
+        warn_once.cache_clear()
+        with monkeypatch.context() as own_process:
+            own_process.setattr(logging.root, "handlers", [])
+            code, _, error = run(capsys, *command)
+        said = [line for line in error.splitlines() if "no better than chance" in line]
+        assert code == 0 and said == [f"warning: local-dir:{model}: in its fit, {OwnFirst(0, 12, 12)}"]
+    assert OwnFirst.read(SearchIndex(folder).store.values["own_first"]).at_chance
+
+
 def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, photos, shards, small_model, capsys):
     folder = tmp_path / "index"
     words = ("--data", f"shards:{shards}/0.tar", "--model", small_model, "--index-type", "ivf")
