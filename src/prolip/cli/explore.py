@@ -46,7 +46,7 @@ def make_app(args: argparse.Namespace) -> App:
     index, embedder, threshold = explored.index, explored.embedder, None
     if explored.changes:
         print(explored.changes, file=sys.stderr)
-    captions = Captions(Gallery(index), embedder, args.max_captions, further)
+    captions = Captions(Gallery(index, embedder), embedder, args.max_captions, further)
     if args.risk is not None:
         if embedder is None:
             raise ValueError("--calibrate needs a model to embed its queries: give --model")

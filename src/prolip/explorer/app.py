@@ -86,6 +86,8 @@ def open_source(
         lacks.append(f"{lost}. Tables, shards and class folders have captions.")
     if index.card is not None and not index.card.probabilistic:
         lacks.append(f"{index.card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
+    if embedder is not None and embedder.caution:
+        lacks.append(f"{embedder.name}: {embedder.caution}. The page hides bits, shares and ambiguity.")
     return Explored(index, embedder, lacks, temporary, changes)
 
 

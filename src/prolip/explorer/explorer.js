@@ -195,7 +195,7 @@ function made(found) {
     parts.push(h("p.big", {}, `${question.bits.toFixed(1)} bits`), h("div.meter.bits", {}, bar(question.bits / mostBits(question.sides.includes("text") ? "text" : "image"))));
     parts.push(h("p.legend", {}, `It matches ${question.fits} of the training ${question.sides.includes("text") ? "images" : "texts"}.`));
   } else if (state.about.probabilistic) {
-    parts.push(h("p.big", {}, figure(question.uncertainty)), h("p.legend", {}, "uncertainty (trace); this model has no units."));
+    parts.push(h("p.big", {}, figure(question.uncertainty)), h("p.legend", {}, "uncertainty (trace), without units."));
   }
   if (question.ambiguity !== undefined && question.ambiguity !== null) parts.push(h("p.legend", {}, `Ambiguity ${question.ambiguity.toFixed(1)} nats, as if ${count(Math.round(Math.exp(question.ambiguity)))} general captions matched it equally well.`));
   if (question.beyond) parts.push(h("p.legend", {}, "This image is farther from the training data than all data that the probability was fitted on."));

@@ -46,13 +46,17 @@ class Once(Generic[Value]):
 
 
 class Gallery:
-    """An index on the page. uncertainty: (N,) of all rows, NaN for deleted ones; mapped: rows, plane, places (M, 5)."""
+    """An index on the page. uncertainty: (N,) of all rows, NaN for deleted ones; mapped: rows, plane, places (M, 5);
+    units: None also if the embedder's variances have no meaning.
+    """
 
-    def __init__(self, index: SearchIndex):
+    def __init__(self, index: SearchIndex, embedder: Embedder | None = None):
         if not len(index):
             raise ValueError(f"{index.store.folder} has no items. Add some with prolip search add")
         self.index, self.pictures = index, Thumbnails()
         self.units, self.own = meaning(index)
+        if embedder is not None and embedder.caution:
+            self.units = None
         self.probabilistic = index.store.gallery.log_var is not None
         self.uncertainty, self.mapped = Once(self._uncertainty), Once(self._map)
 

@@ -131,7 +131,8 @@ class Asker:
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
         pair = asked.sides == {other_side(index.side)}
-        (answers,) = answers_of(index, found, [pair], asked.z, self.reader)
+        informed = self.gallery.units is not None
+        (answers,) = answers_of(index, found, [pair], asked.z, self.reader, informed=informed)
         doubts = partial(doubts_of, index, self.reader, own=asked.row is not None or asked.side == "text")
         listed = self.gallery.describe(found.rows[0].tolist())
         for item, answer in zip(listed, answers):

@@ -139,15 +139,19 @@ def answers_of(
     asked: Gaussian,
     reader: FittedReader | None,
     scored: bool = True,
+    informed: bool = True,
 ) -> list[list[Answer]]:
-    """Describe found items. pairs: queries of the other side than the gallery; only they have probabilities."""
+    """Describe found items. pairs: queries of the other side than the gallery; only they have probabilities. informed:
+    whether the model's variances have a meaning.
+    """
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
     if not len(rows):
         return out
     at = torch.zeros_like(found.rows).masked_scatter(there, places)
     (units, own), z, items = meaning(index), index.gaussians(rows.tolist()), index.items(rows.tolist())
-    trace, means, shown = own.uncertainty(z), meanings(z, index.side, units, reader), index.side == "image"
+    means = meanings(z, index.side, units if informed else None, reader)
+    trace, shown = own.uncertainty(z), index.side == "image"
     doubt, share = doubts_of(index, reader, z.mean if shown else asked.mean, shown), torch.zeros(())
     if doubt is not None and units is not None:
         share = units.share((asked if shown else z).trace)
@@ -161,12 +165,12 @@ def answers_of(
 
 
 def meanings(z: Gaussian, side: Side, units: Units | None, reader: FittedReader | None) -> list[Meaning]:
-    """Return the meaning of each input of one side (N, D)."""
-    columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 5
-    if units is not None:
-        of = f"{other_side(side)}s"
-        columns[:2] = units.information(z.trace, of, bits=True).tolist(), units.share(z.trace, of).tolist()
-        columns[4] = [of] * len(z.mean)
+    """Return the meaning of each input of one side (N, D); all unknown without units."""
+    if units is None:
+        return [Meaning()] * len(z.mean)
+    of, columns = f"{other_side(side)}s", list[Sequence[Any]]([[None] * len(z.mean)] * 5)
+    columns[:2] = units.information(z.trace, of, bits=True).tolist(), units.share(z.trace, of).tolist()
+    columns[4] = [of] * len(z.mean)
     if reader is not None and side == "text":
         columns[2] = list(zip(*(x.tolist() for x in reader.shares(z.trace, z.mean))))
     elif reader is not None:
@@ -249,14 +253,16 @@ def ask(
     """
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
-    images, texts = (meanings(z, side, meaning(index)[0], reader) for side in get_args(Side))
+    informed = not embedder.caution
+    images, texts = (meanings(z, side, meaning(index)[0] if informed else None, reader) for side in get_args(Side))
     means = [
         text if query.image is None else image if query.text is None else Meaning()
         for query, text, image in zip(queries, texts, images)
     ]
     if more_general is not None:
         found = index.search_inclusion(z, top, more_general, settings.get("rerank") or 1000)
-        return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None, [""] * len(queries)
+        answers = answers_of(index, found, pairs, z, reader, False, informed)
+        return [*answers], means, None, [""] * len(queries)
     search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
     found, given, compared = search(z), [True] * len(queries), [""] * len(queries)
     if known is not None:
@@ -265,7 +271,7 @@ def ask(
         given = threshold.answers(sure).tolist()
         if threshold.holds:
             compared = [threshold.compared(value) for value in sure[threshold.by].tolist()]
-    answers = answers_of(index, found.first(top), pairs, z, reader)
+    answers = answers_of(index, found.first(top), pairs, z, reader, informed=informed)
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold, compared
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from explored import make_app
-from fitted_models import fitted_model
+from fitted_models import fitted_model, fitted_openclip
 from squares import picture
 
 from prolip.uncertainty.units import range_in_words
@@ -35,6 +35,18 @@ def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubtin
     low, high = embedder.reader.shares(asked.trace, asked.mean)
     assert found["question"]["fits"] == range_in_words(float(low), float(high))
     assert "beyond" not in found["question"]
+
+
+def test_a_fit_without_meaning_gives_no_bits_shares_and_ambiguity(shard, tmp_path):
+    made = make_app([fitted_openclip(tmp_path), "--data", shard, "--output", str(tmp_path / "index")])
+    caution = made.explored.embedder.caution
+    assert made.about()["units"] is None and caution
+    assert f"{caution}. The page hides bits, shares and ambiguity." in made.about()["lacks"][-1]
+    for values in ({"text": "a red square"}, uploaded(made), {"row": 0}):
+        found = made.search(values)
+        assert (found["question"]["bits"], found["question"]["fits"]) == (None, None)
+        assert found["question"].get("ambiguity") is None and found["question"]["uncertainty"] is not None
+        assert {(item["bits"], item["fits"]) for item in found["answers"] + found["said"]} == {(None, None)}
 
 
 def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting, monkeypatch):

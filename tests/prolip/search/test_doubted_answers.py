@@ -10,7 +10,7 @@ from squares import COLOURS
 
 from prolip.embedder import Embedder
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, ask, confidences, embed
+from prolip.search.query import Meaning, Query, ask, confidences, embed
 from prolip.uncertainty.units import range_in_words
 
 TEXTS = ["a red square", "green", "blue sky", "something yellow"]
@@ -65,6 +65,19 @@ def test_texts_get_images_with_the_doubt_of_the_images_however_many_are_asked_fo
         assert all(answer.share_range is None for answer in answers)
         assert means[i].share_range == (float(low[i]), float(high[i])) and means[i].ambiguity is None
         assert means[i].share == pytest.approx(float(share[i]), rel=1e-5)
+
+
+@pytest.mark.parametrize("more_general", [None, True])
+def test_a_fit_without_meaning_gives_no_bits_shares_and_ambiguity(images, embedder, monkeypatch, more_general):
+    questions = [Query(text) for text in TEXTS]
+    before, meant, *_ = ask(images, questions, embedder, 2, more_general)
+    monkeypatch.setattr(embedder, "caution", "in its fit, the model was at chance")
+    replies, means, *_ = ask(images, questions, embedder, 2, more_general)
+    assert means == [Meaning()] * len(TEXTS) and Meaning() not in meant
+    for answer, former in zip(sum(replies, []), sum(before, []), strict=True):
+        assert (answer.bits, answer.share, answer.share_range, answer.ambiguity) == (None,) * 4
+        assert answer.words == [] and former.words and answer.similarity == former.similarity
+        assert (answer.probability, answer.trace) == (former.probability, former.trace)
 
 
 def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(texts, embedder, photos):
