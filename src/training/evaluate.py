@@ -36,6 +36,7 @@ from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.ranked_pairs import PAIRS, RankedPairs, chance_of_pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
+from prolip.evaluation.table import at_chance
 from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
 from prolip.models.checkpoint import save_pretrained
@@ -103,6 +104,8 @@ class Validation:
                 found.metrics |= {f"{task.name}/{name}": value for name, value in values.items()}
                 chance = f"(chance {chance_of_pairs(pairs, count):.1%})"
                 found.headlines[-1] += f"; R@1 of {count} pairs {own:.1%} {chance}, training pairs {other:.1%}"
+            if remark := at_chance(result):
+                found.headlines.append(f"{task.name} is {remark}")
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])

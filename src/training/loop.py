@@ -239,8 +239,8 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         if world.is_first:
             log.metrics(step, evals.metrics, kind="eval")  # marks the evaluation as done
             for prefix, result in evals.results.items():
-                if result.headlines:
-                    log.say(f"step {step}: {prefix}" + f"  {prefix}".join(result.headlines))
+                for line in result.headlines:
+                    log.say(f"step {step}: {prefix}{line}")
             for remark in filter(None, remarks):
                 log.say(remark)
         run.trained.network.train()

@@ -81,12 +81,12 @@ def format_table(results: Sequence[TaskResult]) -> str:
             lost = ", ".join(f"{kind} {n}" for kind, n in damaged["kinds"].items()) if damaged else ""
             lines.append(line + f"  ! left out: {lost}" * bool(damaged))
             lines[-1] += f"  ! too small for {', '.join(absent)}" if absent else ""
-            lines[-1] += at_chance(row)
+            lines[-1] += f"  ! {remark}" if (remark := at_chance(row)) else ""
     return "\n".join(lines[1:])
 
 
 def at_chance(row: TaskResult) -> str:
-    """Format a remark if as many first answers would be right by chance; "" otherwise."""
+    """Return a remark if as many first answers would be right by chance; "" otherwise."""
     images = row.info["images"]
     for metric, candidates in (("acc1", row.info.get("classes", 1)), ("i2t/R@1", images)):
         if (
@@ -94,7 +94,7 @@ def at_chance(row: TaskResult) -> str:
             and metric in row.metrics
             and is_at_chance(round(row.metrics[metric] * images), images, candidates)
         ):
-            return f"  ! {chance_remark(candidates)}"
+            return chance_remark(candidates)
     return ""
 
 

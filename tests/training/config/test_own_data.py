@@ -19,6 +19,7 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.split import Split
+from prolip.measures.chance import chance_remark, is_at_chance
 from training.config import build_config, renewed
 from training.evaluate import open_validation
 from training.main import main, parse
@@ -96,6 +97,8 @@ def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tm
     own, other = found["held-out/pairs_R@1"], found["held-out/train_pairs_R@1"]
     compared = f"{own:.1%} (chance {1 / count:.1%}), training pairs {other:.1%}"
     assert f"; R@1 of {count} pairs {compared}\n" in said
+    at_chance = is_at_chance(round(found["held-out/i2t/R@1"] * held), held, held)
+    assert (f"\nstep 3: held-out is {chance_remark(held)}\n" in said) == at_chance
 
 
 def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(described, tmp_path):
