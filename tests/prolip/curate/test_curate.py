@@ -310,8 +310,9 @@ def test_a_rule_on_scores_drops_at_most_half_without_yes(scored, tmp_path, capsy
     assert "of 40 samples, more than half: change poor, or give --yes" in capsys.readouterr().err
     assert main(["select", str(out), "--duplicates", "0.01"]) == 2  # a model that sees one image in all
     assert "more than half: change --duplicates, or give --yes" in capsys.readouterr().err
-    assert main(["select", str(out), "--drop", "wide: width > 1"]) == 2
-    assert "the rules keep none of 40 samples: loosen them, or give --yes" in capsys.readouterr().err
+    assert main(["select", str(out), "--drop", "wide: width > 1", "--drop", "never: width < 0"]) == 2
+    error = capsys.readouterr().err
+    assert "the rules keep none of 40 samples (unusable 1, wide 39): loosen them, or give --yes\n" in error
     for words in ([many, "--yes"], [half], ["wide: width > 1", "--yes"], [half, "--duplicates", "0.01", "--yes"]):
         assert main(["select", str(out), "--drop", *words]) == 0
         assert capsys.readouterr().err == ""
