@@ -97,7 +97,7 @@ def score(args: argparse.Namespace) -> int:
     flag("--yes", "allow rules on scores to drop over half, and rules on scores that are noise", action="store_true"),
     flag("--dropped", "also write shard, key and reasons of each dropped sample (.jsonl)", type=Path, metavar="FILE"),
     flag("--subset", "also write the kept uids, for DataComp's filtering track (.npy)", type=Path, metavar="FILE"),
-    more="columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items()),
+    more="columns:\n" + "\n".join(f"  {name:<20} {words}" for name, words in MEANINGS.items()),
 )
 def choose(args: argparse.Namespace) -> None:
     """Select samples by rules on the scores."""

@@ -112,8 +112,7 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         check_noise(choice, reasons, warning)
         if not copies.any() and any(note["usable"] for note in notes):
             counts = ", ".join(f"{name} {count:,}" for name, count in dropped.items() if count)
-            none = f"the rules keep none of {len(copies):,} samples ({counts})"
-            raise ValueError(f"{none}: loosen them, or give --yes")
+            raise ValueError(f"the rules keep none of {len(copies):,} samples ({counts}): loosen them, or give --yes")
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(),
