@@ -103,7 +103,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, precision and parallelism."""
+    """Computation."""
 
     device: str = option("auto", "cpu, cuda or cuda:N; auto: a GPU if available", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")

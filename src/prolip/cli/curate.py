@@ -97,19 +97,24 @@ def score(args: argparse.Namespace) -> int:
     flag("--yes", "allow rules on scores to drop over half, and rules on scores that are noise", action="store_true"),
     flag("--dropped", "also write shard, key and reasons of each dropped sample (.jsonl)", type=Path, metavar="FILE"),
     flag("--subset", "also write the kept uids, for DataComp's filtering track (.npy)", type=Path, metavar="FILE"),
-    more="columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items()),
+    more="columns:\n" + "\n".join(f"  {name:<20} {words}" for name, words in MEANINGS.items()),
 )
 def choose(args: argparse.Namespace) -> None:
     """Select samples by rules on the scores."""
     from prolip.curate.rules import Expression, parse_rules
-    from prolip.curate.select import SELECTION, Choice, select, write_dropped, write_subset
+    from prolip.curate.select import SELECTION, SUMMARY, Choice, select, write_dropped, write_subset
 
     by, copies = (None if text is None else Expression.parse(text) for text in (args.rank_by, args.copies))
     rules = parse_rules(args.drop)
     choice = Choice(rules=rules, keep=args.keep, by=by, copies=copies, duplicates=args.duplicates)
     for place in filter(None, (args.dropped, args.subset)):
         check_output(place)
-    summary = select(args.folder, choice, args.yes)
+    try:
+        summary = select(args.folder, choice, args.yes)
+    except ValueError as error:
+        if (args.folder / SELECTION / SUMMARY).exists():
+            error.args = (f"{error}. The earlier selection remains",)
+        raise
     often = f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept{often}")
     for name in summary["listed"]:
@@ -137,11 +142,13 @@ def choose(args: argparse.Namespace) -> None:
 )
 def write(args: argparse.Namespace) -> None:
     """Write the kept samples as new shards with an index."""
+    from prolip.curate.select import described
     from prolip.curate.write import ShardPlan, write_shards
 
     plan, out = ShardPlan(args.folder, args.shard_samples, reader(args)), Path(args.output)
     part = part_of(args.part)
     check_output(out, folder=True)
+    print(described(args.folder, plan.summary["choice"]))
     processes = default_workers() if args.processes is None else args.processes
     counts, missing = write_shards(plan, out, part, processes)
     left = f"; {missing} are still missing (the last process writes the index)" if missing else ", with their index"

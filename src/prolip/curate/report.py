@@ -48,7 +48,7 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
         summary=summary,
         model=manifest_of(folder)["model"],
         picture=style.data_uri(histograms(folder, tables, names), "png"),
-        meanings={name: MEANINGS.get(name, "novelty in nats (models fitted with it)") for name in names},
+        meanings={name: MEANINGS.get(name, "") for name in names},
         examples=chosen_examples(folder, tables, summary["reasons"], names, examples, read),
         kept=KEPT,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,10 +107,12 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     first = own_first(paths)
     noise = choice.scored and first is not None and first.at_chance
     warning = f"{first}. Rules on scores are noise" if noise else ""
+    dropped = {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()}
     if not yes:
         check_noise(choice, reasons, warning)
         if not copies.any() and any(note["usable"] for note in notes):
-            raise ValueError(f"the rules keep none of {len(copies):,} samples: loosen them, or give --yes")
+            counts = ", ".join(f"{name} {count:,}" for name, count in dropped.items() if count)
+            raise ValueError(f"the rules keep none of {len(copies):,} samples ({counts}): loosen them, or give --yes")
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(),
@@ -121,7 +124,7 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         "content": tables.digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
         "listed": [name for name, bit in bits.items() if name not in OWN or (reasons & bit).any()],
-        "dropped": {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()},
+        "dropped": dropped,
         "dropped_alone": {name: int((reasons == bit).sum()) for name, bit in bits.items()},
         "own_first": first,
         "warning": warning,
@@ -181,6 +184,16 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     for path in paths:
         chosen(folder, path, summary)
     return summary, paths
+
+
+def described(folder: Path, choice: dict[str, Any]) -> str:
+    """Return the time of the selection in `folder` and its criteria, `Choice.words`, as one line."""
+    made = time.localtime((folder / SELECTION / SUMMARY).stat().st_mtime)
+    share = {"--keep": choice["keep"]} if choice["keep"] < 1 else {}
+    flags = share | {"--rank-by": choice["by"], "--copies": choice["copies"], "--duplicates": choice["duplicates"]}
+    parts = [f"{name}: {formula}" for name, formula in choice["drop"].items()]
+    parts += [f"{flag} {value}" for flag, value in flags.items() if value is not None]
+    return plain(f"selection of {time.strftime('%Y-%m-%d %H:%M', made)}: {'; '.join(parts) or 'all usable samples'}")
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[SampleTable, ...]:

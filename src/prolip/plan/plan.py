@@ -62,9 +62,10 @@ def make_plan(config: PlanConfig, gpus: int) -> RunPlan:
         "failures": failed,
     }
     forward = ", ".join(f"{part.name} {part.flops * part.share / 1e9:.1f}" for part in model.passes)
+    paid = "" if price is None else f"; ${price:g} per GPU-hour, {'assumed' if config.price is None else 'given'}"
     heading = (
         f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs per sample "
-        f"(forward: {forward})\n{config.gpu}, {cluster.per_node} per node: {source}"
+        f"(forward: {forward})\n{config.gpu}, {cluster.per_node} per node: {source}{paid}"
     )
     return RunPlan(gpus, heading, cluster, step, seconds, tables)
 

@@ -21,7 +21,7 @@ import prolip
 from prolip.cli.main import main as prolip_command
 from prolip.curate.rules import MEANINGS
 from prolip.curate.score import PairSignals, side_columns
-from prolip.curate.tables import read_words
+from prolip.curate.tables import SIGNATURE, read_words
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.embedder import Embedder
@@ -137,7 +137,7 @@ def test_a_doubted_image_has_its_doubt_and_its_ambiguity_and_a_match_probability
     p = torch.sigmoid(embedder.score.scale * embedder.score.pairwise(z, t).diagonal() + embedder.score.bias)
     wanted = (1 - doubt) * p + doubt * embedder.score.units.share(t.trace)
     np.testing.assert_allclose(found["match_probability"], wanted, rtol=1e-4)
-    assert {"image_doubt", "image_ambiguity"} <= MEANINGS.keys()
+    assert {"image_doubt", "image_novelty_first", "text_novelty_mean"} <= found.keys() <= {*MEANINGS, SIGNATURE}
 
 
 def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, capsys):
@@ -310,8 +310,9 @@ def test_a_rule_on_scores_drops_at_most_half_without_yes(scored, tmp_path, capsy
     assert "of 40 samples, more than half: change poor, or give --yes" in capsys.readouterr().err
     assert main(["select", str(out), "--duplicates", "0.01"]) == 2  # a model that sees one image in all
     assert "more than half: change --duplicates, or give --yes" in capsys.readouterr().err
-    assert main(["select", str(out), "--drop", "wide: width > 1"]) == 2
-    assert "the rules keep none of 40 samples: loosen them, or give --yes" in capsys.readouterr().err
+    assert main(["select", str(out), "--drop", "wide: width > 1", "--drop", "never: width < 0"]) == 2
+    error = capsys.readouterr().err
+    assert "the rules keep none of 40 samples (unusable 1, wide 39): loosen them, or give --yes\n" in error
     for words in ([many, "--yes"], [half], ["wide: width > 1", "--yes"], [half, "--duplicates", "0.01", "--yes"]):
         assert main(["select", str(out), "--drop", *words]) == 0
         assert capsys.readouterr().err == ""

@@ -77,6 +77,21 @@ def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path
     assert main(["write", str(scored), "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0
 
 
+def test_write_names_the_earlier_selection_that_a_refused_select_leaves(scored, tmp_path, capsys):
+    everything, kept = "wide: width > 1", ["write", scored, "--processes", 0, "--output"]
+    assert "remains" not in fails(capsys, "select", scored, "--drop", everything)
+    words = ["--drop", "short: (width <\n 1)", "--keep", "0.8", "--rank-by", "cosine", "--copies", "1"]
+    assert main(["select", str(scored), *words]) == 0
+    for rule in (everything, "wide: wdth > 1"):
+        assert fails(capsys, "select", scored, "--drop", rule).endswith(". The earlier selection remains\n")
+    os.utime(scored / "selection/selection.json", (time.mktime((2026, 11, 7, 17, 3, 59, 0, 0, -1)),) * 2)
+    assert main([str(word) for word in [*kept, tmp_path / "a"]]) == 0
+    said = r"short: (width <\n 1); --keep 0.8; --rank-by cosine; --copies 1"
+    assert capsys.readouterr().out.splitlines()[0] == f"selection of 2026-11-07 17:03: {said}"
+    assert main(["select", str(scored)]) == 0 and main([str(word) for word in [*kept, tmp_path / "b"]]) == 0
+    assert ": all usable samples\n12 samples in" in capsys.readouterr().out
+
+
 def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
     url, local = "gs://curation/0.tar", Path(make.write_tar(tmp_path / "0.tar", make.sample("a", 1)))
     for number in (1, 2):  # first scores, then a changed object

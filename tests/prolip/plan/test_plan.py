@@ -49,6 +49,12 @@ def test_time_and_cost_follow_from_samples_and_speed():
     assert time["MFU with waits"] == pytest.approx(0.069, rel=0.03)
 
 
+def test_the_price_is_among_the_assumptions():
+    prices = [({}, "; $4.916 per GPU-hour, assumed"), ({"gpu": "B200", "price": 3.5}, "; $3.5 per GPU-hour, given")]
+    for settings, said in [*prices, ({"gpu": "B200"}, "")]:  # no list price
+        assert planned(**settings)[0].heading.endswith("TFLOP/s, assumed" + said)
+
+
 def test_a_run_that_does_not_fit_or_fails_too_often_is_named():
     assert planned(memory_gb=40.0)[1].startswith("memory: ")
     assert "% of the run is spent on starts, checkpoints and failures" in planned(mtbf_gpu_hours=50.0)[1]
