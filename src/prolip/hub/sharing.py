@@ -118,15 +118,17 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
 
 def tested_on(source: ModelFolder) -> str:
     """Return the data of the run's evaluation."""
-    val = source.config.get("val", {})
+    val, data = source.config.get("val", {}), source.config.get("data", {})
+    held = [f"{shortened(str(data.get('train_data')))} (the part that --split {data.get('split')} held out)"]
+    held = held if data.get("split") and any(key.startswith("held-out/") for key in source.metrics) else []
     given = val.get("val_data") or []
     sources = [given] if isinstance(given, str) else list(map(str, given))
     drawings = [one.removeprefix("emoji:") for one in sources if isinstance(given, str) or one.startswith("emoji:")]
     if not drawings:
-        return ", ".join(shortened(str(task)) for task in val.get("val_tasks") or sources)
+        return ", ".join([*(shortened(str(task)) for task in val.get("val_tasks") or sources), *held])
     chosen = f" ({val['val_select']})" if val.get("val_select") else ""
     names = f", with the captions of {shortened(val['val_names'])} in the gallery" if val.get("val_names") else ""
-    return f"{'::'.join(map(shortened, drawings))}{chosen}{names}"
+    return ", ".join([f"{'::'.join(map(shortened, drawings))}{chosen}{names}", *held])
 
 
 def trained_on(source: ModelFolder) -> str:
@@ -223,7 +225,10 @@ def figures(metrics: Mapping[str, Any]) -> list[CardRow]:
     for key, value in numbers.items():
         task, _, rest = key.partition("/")
         if rest in TASKS and task not in known:
-            found.append(CardRow(key, f"{task}: {rest}", text(value, True), "", value))
+            images = sum(numbers.get(f"{task}/i2t/queries{part}", 0.0) for part in ("", "_without_match"))
+            own = "@1" in rest and images >= 1 and f"{task}/own/i2t/R@1" not in numbers  # each text matches one image
+            guessed = text(1 / images, True) if own else ""
+            found.append(CardRow(key, f"{task}: {rest}", text(value, True), guessed, value))
     return found
 
 
@@ -250,7 +255,7 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
     """Return (caption, trace, share of matching images, bits) by level, measured, else for round shares."""
     given = [(words, float(metrics[key])) for key, words in LEVELS if isinstance(metrics.get(key), (int, float))]
     if not given:
-        names = {2: "a general text", 10: "a narrower text", 100: "a specific text"}
+        names = {n: f"example: a {word} text" for n, word in ((2, "general"), (10, "narrower"), (100, "specific"))}
         given = [(names[n], float(units.trace(torch.tensor(1 / n)))) for n in names if units.images >= n]
     traces = torch.tensor([trace for _, trace in given])
     matched, bits = units.share(traces).tolist(), units.information(traces, bits=True).tolist()

@@ -129,6 +129,31 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
     assert "load it as" in capsys.readouterr().out
 
 
+def test_a_card_of_held_out_pairs_names_them_their_chance_and_examples_of_traces(run, tmp_path):
+    own = shutil.copytree(run, tmp_path / "own")
+    metrics = {"held-out/i2t/R@1": 0.2, "held-out/mean_recall@1": 0.25, "held-out/i2t/queries": 15.0, "birds/acc1": 0.4}
+    metrics |= {"held-out/i2t/queries_without_match": 1.0, "all/t2i/R@1": 0.3, "all/own/i2t/R@1": 0.1}
+    metrics["all/i2t/queries"] = 9.0  # with more labels than each image's own captions
+    (own / "eval.json").write_text(json.dumps(metrics))
+    (own / "config.json").write_text(
+        json.dumps({"method": "likelihood", "data": {"train_data": "/home/me/a/b.csv", "split": 0.2}})
+    )
+    assert save(own, tmp_path / "card") == 0
+    front, body = front_and_body(tmp_path / "card")
+    held = "a/b.csv (the part that --split 0.2 held out)"
+    assert front["model-index"][0]["results"][0]["dataset"]["name"] == held
+    for line in (
+        "| held-out: i2t/R@1 | 20.0% | 6.2% |",
+        "| held-out: mean_recall@1 | 25.0% | 6.2% |",
+        "| birds: acc1 | 40.0% |  |",
+        "| all: t2i/R@1 | 30.0% |  |",
+        f"Measured on {held}",
+        "| caption | trace |",
+        "| example: a general text |",
+    ):
+        assert line in body, line
+
+
 def test_a_saved_model_is_replaced_with_a_line_and_the_model_of_another_run_is_refused(run, tmp_path, capfd):
     for former in (False, True):
         assert save(run, tmp_path / "mine") == 0
