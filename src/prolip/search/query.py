@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -42,6 +41,12 @@ COMPARED = 20  # answers used for the confidence of the first
 TEXTS, PICTURES, BLOCK = 512, 64, 512
 NUMBERS = 2**26  # largest gallery (N D numbers) of which a query is compared with every item
 SAMPLE = 256  # items that represent the images of an index
+#: Kind of a query -> a line of a file of queries with known answers.
+EXAMPLES = {
+    "text": '{"text": "a cat", "keys": ["cats/1.jpg"]}',
+    "image": '{"image": "cat.jpg", "keys": ["cats/1.jpg"]}',
+    "text and image": '{"text": "a cat", "image": "cat.jpg", "keys": ["cats/1.jpg"]}',
+}
 
 
 class Query(NamedTuple):
@@ -53,6 +58,10 @@ class Query(NamedTuple):
 
     def __str__(self) -> str:
         return " + ".join(part for part in (self.text, self.image) if part)
+
+    @property
+    def kind(self) -> str:
+        return " and ".join(part for part in ("text", "image") if getattr(self, part) is not None)
 
 
 Known = tuple[list[Query], list[list[str]]]  # queries, and the keys that answer each
@@ -251,6 +260,8 @@ def ask(
     more_general: True or False ranks by inclusion. known: queries with their correct keys, to calibrate the refusal;
     risk, delta: of `calibrate`. settings: of `search`.
     """
+    if known is not None:
+        check_kinds(queries, known[0])
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
     informed = not embedder.caution
@@ -273,6 +284,14 @@ def ask(
             compared = [threshold.compared(value) for value in sure[threshold.by].tolist()]
     answers = answers_of(index, found.first(top), pairs, z, reader, informed=informed)
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold, compared
+
+
+def check_kinds(queries: Sequence[Query], calibrated: Sequence[Query]) -> None:
+    """Raise ValueError for a query of a kind that the calibration lacks."""
+    kinds = list(dict.fromkeys(query.kind for query in calibrated))
+    if kinds and (other := [query.kind for query in queries if query.kind not in kinds]):
+        what = f"a query is by {other[0]}, but the queries with known answers are by {', '.join(kinds)}"
+        raise ValueError(f"{what}: its risk would not hold. Give lines such as {EXAMPLES[other[0]]}")
 
 
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
@@ -320,7 +339,7 @@ def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
             if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
                 raise ValueError("no text or image, or keys that are not texts")
         except (ValueError, KeyError) as error:
-            expected = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
+            expected = f"{EXAMPLES['text']} or {EXAMPLES['image']}"
             raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {expected}") from error
         queries.append(query)
         right.append([printable(key) for key in keys])

@@ -21,7 +21,7 @@ from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search.ann import table
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, confidences, embed
+from prolip.search.query import Query, confidences, embed, read_queries
 from prolip.search.risk_control import Threshold
 from prolip.uncertainty.novelty import refusal
 
@@ -178,6 +178,28 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text('{"text": 5, "keys": []}')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize(
+    "words, kind, known",
+    [
+        (["--image", "a.png"], "image", {"text": "red"}),
+        (["--text", "red"], "text", {"image": "a.png"}),
+        (["--text", "red", "--image", "a.png", "--combine"], "text and image", {"text": "red"}),
+    ],
+)
+def test_a_calibration_on_queries_of_another_kind_is_refused_before_anything_is_embedded(
+    built, tmp_path, monkeypatch, capsys, words, kind, known
+):
+    monkeypatch.setattr(Embedder, "embed", lambda *_: pytest.fail("embedded"))
+    (tmp_path / "q.jsonl").write_text(f"{json.dumps(known | {'keys': ['warm/green.png']})}\n" * 40)
+    code, lines, said = run(capsys, "query", built, *words, "--risk", 0.5, "--calibrate", tmp_path / "q.jsonl")
+    assert code == 2 and not lines and said.count("\n") == 1
+    assert f"a query is by {kind}, but the queries with known answers are by {next(iter(known))}: " in said
+    line = said.partition("Give lines such as ")[2]
+    (tmp_path / "q.jsonl").write_text(line)
+    (calibrated,), _ = read_queries(str(tmp_path / "q.jsonl"))
+    assert calibrated.kind == kind
 
 
 def test_training_pairs_are_named_as_no_calibration(tmp_path, shards, small_model, capsys, caplog):
