@@ -92,21 +92,24 @@ class Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Meaning):
-    """An item that was found. probability: of a match; None if the score gives none for such a pair."""
+    """An item that was found. probability: of a match; None if the score gives none for such a pair. ranked_by: the
+    printed name of the similarity.
+    """
 
     item: Item
     similarity: float
     probability: float | None
     trace: float
+    ranked_by: str = "similarity"
 
     def to_dict(self) -> dict[str, Any]:
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
-        return item | {name: value for name, value in vars(self).items() if name != "item"}
+        return item | {name: value for name, value in vars(self).items() if name not in ("item", "ranked_by")}
 
     @property
     def parts(self) -> list[str]:
         """Key, similarity, match probability, meaning and the start of the first caption, each as a text."""
-        parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
+        parts = [self.item["key"], f"{self.ranked_by} {self.similarity:.4f}"]
         if self.probability is not None:
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
             parts.append(f"match probability {shown}")
@@ -169,6 +172,7 @@ def answers_of(
     for i, j in there.nonzero().tolist():
         row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
         said: dict[str, Any] = {"probability": given, "trace": float(trace[row]), **vars(means[row])}
+        said["ranked_by"] = "similarity" if scored else "log inclusion"
         out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), **said))
     return out
 

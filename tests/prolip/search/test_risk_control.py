@@ -91,13 +91,15 @@ def test_where_no_threshold_holds_all_is_refused_and_said(wrong):
         (
             "log probability",
             math.log(0.75),
-            "probability among all items of at least 75%",
+            "probability among all items is at least 75%",
             "probability among all items 25%",
         ),
-        ("similarity", 0.75, "similarity of at least 0.75", "similarity 0.25"),
+        ("similarity", 0.75, "similarity is at least 0.75", "similarity 0.25"),
     ],
 )
 def test_a_confidence_is_printed_with_the_name_and_unit_of_its_threshold(by, least, words, first):
-    threshold = Threshold(by, least, 0.1, 0.1, 5, 0, 9)
-    assert str(threshold).startswith(f"answers with a {words}: at most 10% wrong")
+    threshold = Threshold(by, least, 0.2, 0.1, 95, 12, 274)
+    counts = "of 274 test queries 95 are answered, 12 of them wrong"
+    bound = "with 90% confidence at most 20% of new answers are wrong"
+    assert str(threshold) == f"answers if the {words}; {counts}: {bound}"
     assert threshold.compared(math.log(0.25) if by == "log probability" else 0.25) == first

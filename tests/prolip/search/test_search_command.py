@@ -79,9 +79,15 @@ def test_answers_are_read_by_people(built, capsys):
     figures = r"similarity -?[\d.]+  match probability (?:[\d.]+%|about 1 in [\d,]+)"
     answer = rf"(warm|cold)/\w+\.png  {figures}\s+'(warm|cold)'"
     assert re.fullmatch(rf"   1  {answer}\n   2  {answer}", "\n".join(lines[1:]))
+    found = 0
     for way in ("--more-general", "--more-specific"):
         code, lines, _ = run(capsys, "query", built, "--text", "red", way)
         assert code == 0 and all("match" not in line for line in lines)
+        assert all(re.search(r"  log inclusion -?[\d.]+  ", line) and "similarity" not in line for line in lines[1:])
+        found += len(lines) - 1
+        code, lines, _ = run(capsys, "query", built, "--text", "red", way, "--json")
+        assert all("similarity" in answer and "ranked_by" not in answer for answer in json.loads(lines[0])["answers"])
+    assert found
 
 
 def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(
@@ -163,8 +169,8 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n".join(map(json.dumps, right)))
     words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
     code, lines, said = run(capsys, *words)
-    assert code == 0 and "at most 10% wrong with 90% confidence" in said and len(lines) == 11
-    name = re.match(r"answers with a (.+) of at least [\d.e-]+%?: ", said)[1]
+    assert code == 0 and "with 90% confidence at most 10% of new answers are wrong" in said and len(lines) == 11
+    name = re.match(r"answers if the (.+) is at least [\d.e-]+%?; ", said)[1]
     assert re.fullmatch(rf"{re.escape(str(photos))}/warm/green.png: {re.escape(name)} [\d.e-]+%?", lines[0])
     path.write_text("\n".join(json.dumps(line | {"keys": right[n - 1]["keys"]}) for n, line in enumerate(right)))
     code, lines, said = run(capsys, *words)
