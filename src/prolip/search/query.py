@@ -315,6 +315,10 @@ def calibrate(
     missing = [key for key, row in rows.items() if row < 0]
     what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
+        tails = [missing[0][end + 1 :] for end, sign in enumerate(missing[0]) if sign == "/"]
+        if tail := next((tail for tail, row in zip(tails, index.find(tails)) if row >= 0), None):
+            what = f"{what}, but {console.plain(tail)} is: build the index from the table of the queries"
+            raise ValueError(f"{what}, or give its keys as query --json prints them")
         raise ValueError(f"{what}. Give keys as query --json prints them")
     if missing:
         log.warning("%s, so no answer can have them", console.plain(what))

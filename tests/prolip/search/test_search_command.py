@@ -181,6 +181,11 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n".join(json.dumps(line | {"keys": [f"{line['keys'][0]}x"]}) for line in right))
     code, _, said = run(capsys, *words)
     assert code == 2 and "12 of 12 keys of the queries are not in the index" in said and said.count("\n") == 1
+    assert ": build the index" not in said
+    path.write_text("\n".join(json.dumps(line | {"keys": [f"a/photos/{line['keys'][0]}"]}) for line in right))
+    code, _, said = run(capsys, *words)
+    assert code == 2 and said.count("\n") == 1
+    assert f"), but {names[0]} is: build the index from the table of the queries, or give its keys as query" in said
     path.write_text('{"text": 5, "keys": []}')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
