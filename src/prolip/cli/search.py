@@ -31,7 +31,7 @@ OWN = shared(Model, help={"model": "new address of the index's model (default: a
 REFUSAL = titled(
     "Refusal",
     flag("--risk", "refuse queries so that at most this fraction of first answers is wrong", type=float),
-    flag("--calibrate", 'queries with known answers, one per line: {"text": ..., "keys": [...]}', metavar="FILE"),
+    flag("--calibrate", 'known answers, one query per line: {"text" or "image": ..., "keys": [...]}', metavar="FILE"),
     flag("--confidence", "probability that the bound --risk holds", default=0.9),
 )
 
@@ -161,8 +161,8 @@ def query(args: argparse.Namespace) -> None:
     from prolip.search.query import Query, ask, read_queries
 
     index, questions = opened(args), [Query(*pair) for pair in pairs]
-    embedder = index.find_embedder(given(args), args.device, args.precision)
     known = None if args.risk is None else read_queries(args.calibrate, args.allow_private_hosts)
+    embedder = index.find_embedder(given(args), args.device, args.precision)
     settings = {"probe": args.probe, "rerank": args.rerank, "exactly": args.exact}
     risk = (known, args.risk or 0.0, 1 - args.confidence)
     replies, means, threshold, compared = ask(index, questions, embedder, args.top, wider, *risk, **settings)

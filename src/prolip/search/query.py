@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -42,6 +41,12 @@ COMPARED = 20  # answers used for the confidence of the first
 TEXTS, PICTURES, BLOCK = 512, 64, 512
 NUMBERS = 2**26  # largest gallery (N D numbers) of which a query is compared with every item
 SAMPLE = 256  # items that represent the images of an index
+#: Kind of a query -> a line of a file of queries with known answers.
+EXAMPLES = {
+    "text": '{"text": "a cat", "keys": ["cats/1.jpg"]}',
+    "image": '{"image": "cat.jpg", "keys": ["cats/1.jpg"]}',
+    "text and image": '{"text": "a cat", "image": "cat.jpg", "keys": ["cats/1.jpg"]}',
+}
 
 
 class Query(NamedTuple):
@@ -53,6 +58,10 @@ class Query(NamedTuple):
 
     def __str__(self) -> str:
         return " + ".join(part for part in (self.text, self.image) if part)
+
+    @property
+    def kind(self) -> str:
+        return " and ".join(part for part in ("text", "image") if getattr(self, part) is not None)
 
 
 Known = tuple[list[Query], list[list[str]]]  # queries, and the keys that answer each
@@ -83,21 +92,24 @@ class Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Meaning):
-    """An item that was found. probability: of a match; None if the score gives none for such a pair."""
+    """An item that was found. probability: of a match; None if the score gives none for such a pair. ranked_by: the
+    printed name of the similarity.
+    """
 
     item: Item
     similarity: float
     probability: float | None
     trace: float
+    ranked_by: str = "similarity"
 
     def to_dict(self) -> dict[str, Any]:
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
-        return item | {name: value for name, value in vars(self).items() if name != "item"}
+        return item | {name: value for name, value in vars(self).items() if name not in ("item", "ranked_by")}
 
     @property
     def parts(self) -> list[str]:
         """Key, similarity, match probability, meaning and the start of the first caption, each as a text."""
-        parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
+        parts = [self.item["key"], f"{self.ranked_by} {self.similarity:.4f}"]
         if self.probability is not None:
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
             parts.append(f"match probability {shown}")
@@ -160,6 +172,7 @@ def answers_of(
     for i, j in there.nonzero().tolist():
         row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
         said: dict[str, Any] = {"probability": given, "trace": float(trace[row]), **vars(means[row])}
+        said["ranked_by"] = "similarity" if scored else "log inclusion"
         out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), **said))
     return out
 
@@ -251,6 +264,8 @@ def ask(
     more_general: True or False ranks by inclusion. known: queries with their correct keys, to calibrate the refusal;
     risk, delta: of `calibrate`. settings: of `search`.
     """
+    if known is not None:
+        check_kinds(queries, known[0])
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
     informed = not embedder.caution
@@ -275,6 +290,14 @@ def ask(
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold, compared
 
 
+def check_kinds(queries: Sequence[Query], calibrated: Sequence[Query]) -> None:
+    """Raise ValueError for a query of a kind that the calibration lacks."""
+    kinds = list(dict.fromkeys(query.kind for query in calibrated))
+    if kinds and (other := [query.kind for query in queries if query.kind not in kinds]):
+        what = f"a query is by {other[0]}, but the queries with known answers are by {', '.join(kinds)}"
+        raise ValueError(f"{what}: its risk would not hold. Give lines such as {EXAMPLES[other[0]]}")
+
+
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
     """Return for each query whether it is of the other side than the gallery."""
     return [(query.image if index.side == "image" else query.text) is None for query in queries]
@@ -292,6 +315,10 @@ def calibrate(
     missing = [key for key, row in rows.items() if row < 0]
     what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
+        tails = [missing[0][end + 1 :] for end, sign in enumerate(missing[0]) if sign == "/"]
+        if tail := next((tail for tail, row in zip(tails, index.find(tails)) if row >= 0), None):
+            what = f"{what}, but {console.plain(tail)} is: build the index from the table of the queries"
+            raise ValueError(f"{what}, or give its keys as query --json prints them")
         raise ValueError(f"{what}. Give keys as query --json prints them")
     if missing:
         log.warning("%s, so no answer can have them", console.plain(what))
@@ -320,7 +347,7 @@ def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
             if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
                 raise ValueError("no text or image, or keys that are not texts")
         except (ValueError, KeyError) as error:
-            expected = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
+            expected = f"{EXAMPLES['text']} or {EXAMPLES['image']}"
             raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {expected}") from error
         queries.append(query)
         right.append([printable(key) for key in keys])

@@ -20,8 +20,8 @@ CHOOSING, TRIED = 0.25, 100  # share of the queries used to choose; most thresho
 PRINTED = {
     "share": "share among the first 20",
     "log probability": "probability among all items",
-    "familiarity": "probability of a familiar query",
-    "joint log probability": "probability of a familiar query and this answer among all items",
+    "familiarity": "probability that the query is familiar by its novelty",
+    "joint log probability": "probability that the query is familiar and the answer right",
 }
 
 
@@ -62,8 +62,9 @@ class Threshold(NamedTuple):
             kept = f"no threshold limits the wrong answers to {self.risk:.0%} {sure} on {self.tested} queries"
             return f"{kept}, so all are refused. {remedy}"
         name, _, least = self.compared(self.least).rpartition(" ")
-        said = f"answers with a {name} of at least {least}: at most {self.risk:.0%} wrong {sure}"
-        return f"{said} ({self.wrong} of {self.answered} were, among {self.tested} queries)"
+        counts = f"of {self.tested} test queries {self.answered} are answered, {self.wrong} of them wrong"
+        bound = f"{sure} at most {self.risk:.0%} of new answers are wrong"
+        return f"answers if the {name} is at least {least}; {counts}: {bound}"
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:

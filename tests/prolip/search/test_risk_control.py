@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,13 +93,34 @@ def test_where_no_threshold_holds_all_is_refused_and_said(wrong):
         (
             "log probability",
             math.log(0.75),
-            "probability among all items of at least 75%",
+            "probability among all items is at least 75%",
             "probability among all items 25%",
         ),
-        ("similarity", 0.75, "similarity of at least 0.75", "similarity 0.25"),
+        ("similarity", 0.75, "similarity is at least 0.75", "similarity 0.25"),
     ],
 )
 def test_a_confidence_is_printed_with_the_name_and_unit_of_its_threshold(by, least, words, first):
-    threshold = Threshold(by, least, 0.1, 0.1, 5, 0, 9)
-    assert str(threshold).startswith(f"answers with a {words}: at most 10% wrong")
+    threshold = Threshold(by, least, 0.2, 0.1, 95, 12, 274)
+    counts = "of 274 test queries 95 are answered, 12 of them wrong"
+    bound = "with 90% confidence at most 20% of new answers are wrong"
+    assert str(threshold) == f"answers if the {words}; {counts}: {bound}"
     assert threshold.compared(math.log(0.25) if by == "log probability" else 0.25) == first
+
+
+def test_the_table_of_few_queries_counts_the_fewest_that_are_answered():
+    def answered(count: int, right: float, risk: float, sorts: bool) -> float:
+        wrong, draws = np.arange(count) < round(count * (1 - right)), range(100)
+        orders = (np.arange(count) if sorts else np.random.default_rng(seed).permutation(count) for seed in draws)
+        return np.mean([find_threshold({"c": x}, wrong, risk, 0.1, seed).holds for seed, x in zip(draws, orders)])
+
+    page = (Path(__file__).parents[3] / "docs/reference/search_index.md").read_text()
+    rows = re.findall(r"^\| (0\.\d) \| (.+) \| (.+) \| (.+) \|$", page, re.M)
+    assert [row[0] for row in rows] == ["0.1", "0.2", "0.4"]
+    for risk, *cells in rows:
+        for right, cell in zip((1.0, 0.9, 0.7), cells):
+            for sorts, count in zip((True, False), cell.split(", ")):
+                if count == "never":
+                    assert answered(400, right, float(risk), sorts) < 0.2
+                else:
+                    assert answered(int(count) - 1, right, float(risk), sorts) < 0.9
+                    assert answered(int(count), right, float(risk), sorts) >= 0.9

@@ -21,7 +21,7 @@ from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search.ann import table
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, confidences, embed
+from prolip.search.query import Query, confidences, embed, read_queries
 from prolip.search.risk_control import Threshold
 from prolip.uncertainty.novelty import refusal
 
@@ -79,9 +79,15 @@ def test_answers_are_read_by_people(built, capsys):
     figures = r"similarity -?[\d.]+  match probability (?:[\d.]+%|about 1 in [\d,]+)"
     answer = rf"(warm|cold)/\w+\.png  {figures}\s+'(warm|cold)'"
     assert re.fullmatch(rf"   1  {answer}\n   2  {answer}", "\n".join(lines[1:]))
+    found = 0
     for way in ("--more-general", "--more-specific"):
         code, lines, _ = run(capsys, "query", built, "--text", "red", way)
         assert code == 0 and all("match" not in line for line in lines)
+        assert all(re.search(r"  log inclusion -?[\d.]+  ", line) and "similarity" not in line for line in lines[1:])
+        found += len(lines) - 1
+        code, lines, _ = run(capsys, "query", built, "--text", "red", way, "--json")
+        assert all("similarity" in answer and "ranked_by" not in answer for answer in json.loads(lines[0])["answers"])
+    assert found
 
 
 def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(
@@ -163,8 +169,8 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n".join(map(json.dumps, right)))
     words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
     code, lines, said = run(capsys, *words)
-    assert code == 0 and "at most 10% wrong with 90% confidence" in said and len(lines) == 11
-    name = re.match(r"answers with a (.+) of at least [\d.e-]+%?: ", said)[1]
+    assert code == 0 and "with 90% confidence at most 10% of new answers are wrong" in said and len(lines) == 11
+    name = re.match(r"answers if the (.+) is at least [\d.e-]+%?; ", said)[1]
     assert re.fullmatch(rf"{re.escape(str(photos))}/warm/green.png: {re.escape(name)} [\d.e-]+%?", lines[0])
     path.write_text("\n".join(json.dumps(line | {"keys": right[n - 1]["keys"]}) for n, line in enumerate(right)))
     code, lines, said = run(capsys, *words)
@@ -175,9 +181,36 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n".join(json.dumps(line | {"keys": [f"{line['keys'][0]}x"]}) for line in right))
     code, _, said = run(capsys, *words)
     assert code == 2 and "12 of 12 keys of the queries are not in the index" in said and said.count("\n") == 1
+    assert ": build the index" not in said
+    path.write_text("\n".join(json.dumps(line | {"keys": [f"a/photos/{line['keys'][0]}"]}) for line in right))
+    code, _, said = run(capsys, *words)
+    assert code == 2 and said.count("\n") == 1
+    assert f"), but {names[0]} is: build the index from the table of the queries, or give its keys as query" in said
     path.write_text('{"text": 5, "keys": []}')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize(
+    "words, kind, known",
+    [
+        (["--image", "a.png"], "image", {"text": "red"}),
+        (["--text", "red"], "text", {"image": "a.png"}),
+        (["--text", "red", "--image", "a.png", "--combine"], "text and image", {"text": "red"}),
+    ],
+)
+def test_a_calibration_on_queries_of_another_kind_is_refused_before_anything_is_embedded(
+    built, tmp_path, monkeypatch, capsys, words, kind, known
+):
+    monkeypatch.setattr(Embedder, "embed", lambda *_: pytest.fail("embedded"))
+    (tmp_path / "q.jsonl").write_text(f"{json.dumps(known | {'keys': ['warm/green.png']})}\n" * 40)
+    code, lines, said = run(capsys, "query", built, *words, "--risk", 0.5, "--calibrate", tmp_path / "q.jsonl")
+    assert code == 2 and not lines and said.count("\n") == 1
+    assert f"a query is by {kind}, but the queries with known answers are by {next(iter(known))}: " in said
+    line = said.partition("Give lines such as ")[2]
+    (tmp_path / "q.jsonl").write_text(line)
+    (calibrated,), _ = read_queries(str(tmp_path / "q.jsonl"))
+    assert calibrated.kind == kind
 
 
 def test_training_pairs_are_named_as_no_calibration(tmp_path, shards, small_model, capsys, caplog):
