@@ -3,6 +3,7 @@
     make demo                   ten minutes on two CPU cores: 479 concepts
     prolip demo --recipe paper  the same with the loss of the ProLIP paper
     prolip demo --recipe full   all 1,644 concepts, 6,000 steps
+    prolip demo -- --max-steps 480  a quarter of the time, half of the accuracy
 
 The same command resumes an interrupted run from its last checkpoint, if any, and only rewrites the page of a finished
 run. --overwrite deletes the run and starts again.
@@ -33,9 +34,10 @@ def check_room(folder: Path) -> None:
         )
 
 
-def typed(recipe: str, output: str, more: Sequence[str]) -> str:
-    """Return the command that resumes the demo, as its user types it."""
+def typed(recipe: str, output: str, more: Sequence[str], overwrite: bool = False) -> str:
+    """Return the command that resumes the demo, or starts it again, as its user types it."""
     words = [*(["--recipe", recipe] if recipe != "demo" else []), *(["--output", output] if output != "runs" else [])]
+    words += ["--overwrite"] if overwrite else []
     words += ["--", *more] if more else []
     return shlex.join(["prolip", "demo", *words]) if words or "MAKELEVEL" not in os.environ else "make demo"
 
@@ -80,7 +82,8 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     if is_finished(folder) and not overwrite:
         if more:
             raise ValueError(f"{folder} holds a finished run: give --overwrite to delete it, or another --output")
-        print(f"{folder} holds a finished run; --overwrite trains again")
+        steps = f"{read_status(folder).get('total_steps', 0):,} steps"
+        print(f"{folder} holds a finished run of {steps}. To train again: {typed(recipe, output, (), overwrite=True)}")
         from prolip.corpora.emoji.report.page import end_with_report
 
         print(end_with_report(folder))

@@ -118,7 +118,7 @@ class RunConfig:
     checkpoint_dir: str | None = option(None, "folder or URL (s3://...) of checkpoints; default: in the run folder")
     ledger: bool = option(False, "write the sample keys of every step to ledger/ in the run folder")
     max_nonfinite: int = option(0, "skip at most N steps with non-finite loss, then abort")
-    log_every_n_steps: int = option(100, "log every N steps")
+    log_every_n_steps: int | None = option(None, "log every N steps; default: a tenth of the run, at most 100")
     log_every_seconds: float | None = option(10.0, "also log every N seconds; none: never by time")
     stall_seconds: float = option(600.0, "print the stacks of a rank without a step for N seconds; 0: never")
     peak_tflops: float | None = option(None, "bf16 peak of a device in TFLOP/s, for MFU; default: by its name")

@@ -28,6 +28,7 @@ from training.state import AVERAGES, DataState, Run, TrainState
 
 #: GradScaler halves its scale (2^16 at first) at every step that overflows. Below this the scale is not the cause.
 MIN_LOSS_SCALE = 1e-4
+MOST_STEPS_A_LINE = 100  # of the log by default
 
 
 def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
@@ -80,6 +81,7 @@ def train(run: Run) -> None:
     """Train, log, save and evaluate from the run's position to its last step; raises Stopped on request."""
     at, loader, watch = run.at, run.data.loader, Stopwatch(run.at.seconds)
     started_at, save_every = at.step, run.config.run.save_frequency
+    log_every = run.config.run.log_every_n_steps or min(MOST_STEPS_A_LINE, max(1, run.total_steps // 10))
     run.health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
@@ -100,7 +102,7 @@ def train(run: Run) -> None:
             at.step += 1
             at.batch_in_epoch += 1
             take_step(run, batch, watch)
-            if at.step % run.config.run.log_every_n_steps == 0 or at.step == run.total_steps:
+            if at.step % log_every == 0 or at.step == run.total_steps:
                 report(run, watch, started_at)
             if at.step < run.total_steps:
                 between_steps(run, watch, started_at)

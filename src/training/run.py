@@ -115,11 +115,13 @@ def messages_of(part: str) -> Iterator[BufferingHandler]:
     """Collect what the logger of this name says in the block, at INFO and above."""
     (log := logging.getLogger(part)).setLevel(logging.INFO)
     log.addHandler(listener := BufferingHandler(capacity=10_000))
+    log.propagate = False  # the caller prints them
     try:
         yield listener
     finally:
         log.removeHandler(listener)
         log.setLevel(logging.NOTSET)
+        log.propagate = True
 
 
 def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
@@ -340,5 +342,5 @@ def finish(run: Run, seconds: float) -> None:
                 write_json(folder / "examples.json", shown)
             if outputs.saver is not None:  # last: the model exists even if this fails
                 outputs.saver.settle(final=True)
-            say(f"done in {duration(seconds)}: model in {folder / 'model'}")
+            say(f"trained in {duration(seconds)}: model in {folder / 'model'}")
         ranks.wait_for_all(world)

@@ -45,7 +45,7 @@ def typed(tmp_path, monkeypatch):
     return command
 
 
-def leave(run: Path, state: str, **facts: str) -> None:
+def leave(run: Path, state: str, **facts: str | int) -> None:
     """A run folder in this state."""
     run.mkdir(exist_ok=True)
     (run / "config.json").write_text("{}")
@@ -62,8 +62,10 @@ def test_what_has_not_ended_is_gone_on_with(state, typed, tmp_path):
 
 
 def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(typed, tmp_path, capsys):
-    leave(tmp_path / "demo", "finished")
-    assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains again" in capsys.readouterr().out
+    leave(tmp_path / "demo", "finished", total_steps=1480)
+    assert typed() == [[str(tmp_path / "demo")]]
+    told = f"holds a finished run of 1,480 steps. To train again: prolip demo --output {tmp_path} --overwrite\n"
+    assert told in capsys.readouterr().out
     assert typed("--", "--seed", "1", code=2) == []
     assert "holds a finished run: give --overwrite to delete it, or another --output" in capsys.readouterr().err
     (flags,) = typed("--overwrite", "--", "--seed", "1")

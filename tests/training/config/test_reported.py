@@ -1,6 +1,7 @@
 """Messages of a run: errors name the typed flag, and the log names the initial weights."""
 
 import io
+import logging
 import re
 import shlex
 import tarfile
@@ -145,9 +146,11 @@ def start(*flags):
     return main([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags])
 
 
-def test_the_log_of_a_run_says_which_weights_it_begins_with(bad, capsys):
+def test_the_log_of_a_run_says_which_weights_it_begins_with(bad, capsys, caplog):
     save_pretrained(prolip.create_model(NAME), "m")
-    assert start("--pretrained", "m/model.safetensors", "--force-image-size", "64") == 0
+    with caplog.at_level(logging.INFO):
+        assert start("--pretrained", "m/model.safetensors", "--force-image-size", "64") == 0
+    assert "loaded" not in caplog.text  # `prolip train` prints the root logger
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  weights")]
     assert said.startswith("  weights    m/model.safetensors: loaded 59 of 59 tensors")
     assert "new, at their initial values: none" in said and "interpolated: visual.positional_embedding from 18" in said

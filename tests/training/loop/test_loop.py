@@ -254,6 +254,13 @@ def test_the_log_has_one_object_per_interval(tmp_path):
     assert all(row.keys() >= {*names.split()} for row in rows)
 
 
+@pytest.mark.parametrize("steps, places", [(3, [1, 2, 3]), (25, [*range(2, 25, 2), 25])])
+def test_a_short_run_logs_ten_times_by_default(tmp_path, steps, places):
+    run = make(tmp_path, max_steps=steps, log_every_n_steps=None, save_frequency=0)
+    train(run)
+    assert [row["step"] for row in rows_of(run)] == places
+
+
 def test_logged_losses_are_means_over_the_interval_of_steps_or_seconds(tmp_path):
     every, thrice = make(tmp_path / "a", max_steps=3), make(tmp_path / "b", max_steps=3, log_every_n_steps=3)
     timed = make(tmp_path / "c", max_steps=3, log_every_n_steps=100, log_every_seconds=1e-9)
