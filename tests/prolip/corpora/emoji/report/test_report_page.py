@@ -188,6 +188,7 @@ def test_the_verdict_counts_what_holds():
     reversed_order = make_result(traces=[0.001, 0.002, 0.004, 0.008])
     said = uncertainty.read_all(reversed_order)["verdict"]
     assert "none of three" in said and "does not measure" in said
+    assert said.endswith("Do not compare traces where the answer is no: first fit variances (prolip uncertainty).")
     assert "drawings are" in uncertainty.read_all(reversed_order)["modality"]
     means = make_result()
     means.info["similarity"] = "mean"
