@@ -76,7 +76,7 @@ def score(args: argparse.Namespace) -> int:
     seen = "".join(f"; {kind} {count}" for kind, count in faults.most_common())
     broken = sum(bool(note["broken"]) for note in notes)
     others = f", {len(missing) - len(notes)} by other processes" if len(missing) > len(notes) else ""
-    print(f"{len(notes) - broken} shards scored into {folder / SCORES}{others}{seen}")
+    print(f"{len(notes) - broken} shard{'s' * (len(notes) - broken != 1)} scored into {folder / SCORES}{others}{seen}")
     if paths := [path for path in map(scorer.path, numbers) if path.exists()]:
         print(own_first(paths))
     useless = len(notes) == len(urls) and not any(note["usable"] for note in notes)
@@ -152,7 +152,7 @@ def write(args: argparse.Namespace) -> None:
     processes = default_workers() if args.processes is None else args.processes
     counts, missing = write_shards(plan, out, part, processes)
     left = f"; {missing} are still missing (the last process writes the index)" if missing else ", with their index"
-    print(f"{sum(counts):,} samples in {len(counts)} new shards in {out}{left}")
+    print(f"{sum(counts):,} samples in {len(counts)} new shard{'s' * (len(counts) != 1)} in {out}{left}")
 
 
 @command(

@@ -123,7 +123,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
         "content": tables.digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
-        "listed": [name for name, bit in bits.items() if name not in OWN or (reasons & bit).any()],
+        "listed": [
+            name for name in bits if name not in OWN or dropped[name] or (name == DUPLICATE and choice.duplicates)
+        ],
         "dropped": dropped,
         "dropped_alone": {name: int((reasons == bit).sum()) for name, bit in bits.items()},
         "own_first": first,

@@ -185,6 +185,7 @@ def test_one_of_two_equal_pictures_stays(scored, tmp_path):
     best = column(scored / "scores", "cosine")[33 + 37 - repeated]
     summary = selected(scored, tmp_path / "none", "--duplicates", "1", "--drop", f"best: cosine >= {best}")
     assert summary["dropped"]["duplicate"] == 0  # the image that it repeats is dropped
+    assert "duplicate" in summary["listed"] and "rank" not in summary["listed"]  # 0 dropped is printed if asked for
 
 
 def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scored, tmp_path, monkeypatch, capsys):

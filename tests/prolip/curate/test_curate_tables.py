@@ -31,14 +31,16 @@ def write_coco(folder):
 
 
 @pytest.mark.parametrize("kind", ["csv", "coco"])
-def test_a_table_is_scored_selected_written_and_reported(kind, small_model, tmp_path):
+def test_a_table_is_scored_selected_written_and_reported(kind, small_model, tmp_path, capsys):
     made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
     made["coco"] = write_coco(tmp_path / "d")
     run("curate", "score", "--data", made[kind], "--model", small_model, "--output", out)
+    assert f"1 shard scored into {out}" in capsys.readouterr().out
     found = cosines(out)
     assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
     run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)", "--yes")
     run("curate", "write", out, "--output", tmp_path / "kept", "--processes", 0)
+    assert "6 samples in 1 new shard in" in capsys.readouterr().out
     kept = list(open_dataset(f"shards:{tmp_path}/kept").samples())
     low = sorted(range(12), key=found["cosine"].__getitem__)[:6]
     assert [list(sample.captions) for sample in kept] == [own_data.captions(n) for n in range(12) if n not in low]
