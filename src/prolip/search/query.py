@@ -41,12 +41,6 @@ COMPARED = 20  # answers used for the confidence of the first
 TEXTS, PICTURES, BLOCK = 512, 64, 512
 NUMBERS = 2**26  # largest gallery (N D numbers) of which a query is compared with every item
 SAMPLE = 256  # items that represent the images of an index
-#: Kind of a query -> a line of a file of queries with known answers.
-EXAMPLES = {
-    "text": '{"text": "a cat", "keys": ["cats/1.jpg"]}',
-    "image": '{"image": "cat.jpg", "keys": ["cats/1.jpg"]}',
-    "text and image": '{"text": "a cat", "image": "cat.jpg", "keys": ["cats/1.jpg"]}',
-}
 
 
 class Query(NamedTuple):
@@ -92,15 +86,13 @@ class Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Meaning):
-    """An item that was found. probability: of a match; None if the score gives none for such a pair. ranked_by: the
-    printed name of the similarity.
-    """
+    """An item that was found. probability: of a match; None if the score gives none for such a pair."""
 
     item: Item
     similarity: float
     probability: float | None
     trace: float
-    ranked_by: str = "similarity"
+    ranked_by: str = "similarity"  # printed name of the similarity
 
     def to_dict(self) -> dict[str, Any]:
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
@@ -264,8 +256,11 @@ def ask(
     more_general: True or False ranks by inclusion. known: queries with their correct keys, to calibrate the refusal;
     risk, delta: of `calibrate`. settings: of `search`.
     """
-    if known is not None:
-        check_kinds(queries, known[0])
+    if known is not None and (other := sorted({query.kind for query in queries} - {query.kind for query in known[0]})):
+        kinds = ", ".join(sorted({query.kind for query in known[0]})) or "nothing"
+        what = f"a query is by {other[0]}, but the queries with known answers are by {kinds}: its risk would not hold"
+        line = ", ".join(f'"{part}": ...' for part in other[0].split(" and "))
+        raise ValueError(f'{what}. Give lines such as {{{line}, "keys": [...]}}')
     embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
     informed = not embedder.caution
@@ -290,14 +285,6 @@ def ask(
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold, compared
 
 
-def check_kinds(queries: Sequence[Query], calibrated: Sequence[Query]) -> None:
-    """Raise ValueError for a query of a kind that the calibration lacks."""
-    kinds = list(dict.fromkeys(query.kind for query in calibrated))
-    if kinds and (other := [query.kind for query in queries if query.kind not in kinds]):
-        what = f"a query is by {other[0]}, but the queries with known answers are by {', '.join(kinds)}"
-        raise ValueError(f"{what}: its risk would not hold. Give lines such as {EXAMPLES[other[0]]}")
-
-
 def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
     """Return for each query whether it is of the other side than the gallery."""
     return [(query.image if index.side == "image" else query.text) is None for query in queries]
@@ -316,10 +303,9 @@ def calibrate(
     what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
         tails = [missing[0][end + 1 :] for end, sign in enumerate(missing[0]) if sign == "/"]
-        if tail := next((tail for tail, row in zip(tails, index.find(tails)) if row >= 0), None):
-            what = f"{what}, but {console.plain(tail)} is: build the index from the table of the queries"
-            raise ValueError(f"{what}, or give its keys as query --json prints them")
-        raise ValueError(f"{what}. Give keys as query --json prints them")
+        similar = [f", but {tail} is. Use" for tail, row in zip(tails, index.find(tails)) if row >= 0]
+        table = f"{similar[0]} the table of the queries for the index, or give" if similar else ". Give"
+        raise ValueError(f"{what}{table} keys as query --json prints them")
     if missing:
         log.warning("%s, so no answer can have them", console.plain(what))
     there = [row for row in rows.values() if row >= 0]
@@ -347,7 +333,7 @@ def read_queries(path: str, allow_private_hosts: bool = False) -> Known:
             if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
                 raise ValueError("no text or image, or keys that are not texts")
         except (ValueError, KeyError) as error:
-            expected = f"{EXAMPLES['text']} or {EXAMPLES['image']}"
+            expected = '{"text": "a cat", "keys": ["cats/1.jpg"]} or {"image": "cat.jpg", "keys": ["cats/1.jpg"]}'
             raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {expected}") from error
         queries.append(query)
         right.append([printable(key) for key in keys])

@@ -63,8 +63,8 @@ class Threshold(NamedTuple):
             return f"{kept}, so all are refused. {remedy}"
         name, _, least = self.compared(self.least).rpartition(" ")
         counts = f"of {self.tested} test queries {self.answered} are answered, {self.wrong} of them wrong"
-        bound = f"{sure} at most {self.risk:.0%} of new answers are wrong"
-        return f"answers if the {name} is at least {least}; {counts}: {bound}"
+        bound = f"at most {self.risk:.0%} of new answers are wrong"
+        return f"answers if the {name} is at least {least}; {counts}: {sure} {bound}"
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:

@@ -175,7 +175,7 @@ def test_few_answers_are_wrong_at_any_risk(eyes):
         broken += float(wrong) > 0.1
         assert (found.refuse(world, 0.1, 0.2) == predicted.mask).all()
     assert broken <= binom.ppf(0.999, 40, 0.2) and np.mean(answered) > 0.3
-    assert "at most 10% wrong" in str(found.risk_threshold(0.1))
+    assert "at most 10% of new answers are wrong" in str(found.risk_threshold(0.1))
     found.calibrate_risk(*points(50, 0)[:1], np.full(50, 8))  # of no class: all wrong
     assert found.risk_wrong_.all() and found.refuse(world, 0.1).all()
 
