@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from prolip.data.images import ImageSource, open_image
+from prolip.embeddings import few_pairs
 from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
@@ -134,6 +135,9 @@ class Embedder:
         if (first := OwnFirst.read(facts.get("own_first"))).at_chance and not made.caution:
             made.caution = f"in its fit, {first}"
             warn_once(f"{shown}: {made.caution}")
+        units, pairs = made.score.units, found if type(found := facts.get("pairs")) is int else None
+        if units is not None and not made.caution and (few := few_pairs(pairs, units.images, units.texts)):
+            warn_once(f"{shown}: in its fit, {few}")
         return made
 
     @cached_property

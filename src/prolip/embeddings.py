@@ -102,12 +102,8 @@ class Pairs:
     @property
     def cautions(self) -> list[str]:
         """The reasons why variances fitted to these pairs are rough or have no meaning; empty if they are sound."""
-        found = list[str]()
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
-        if len(self) < SOUND or min(images, texts) < LEAST:
-            few = f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough"
-            least = f"at least {LEAST} different images and {LEAST} different texts"
-            found.append(f"{few}. Give at least {SOUND} pairs, with {least}")
+        found = [few] if (few := few_pairs(len(self), images, texts)) else []
         if math.isclose(self.scale, INITIAL_SCALE, rel_tol=1e-6):
             found.append("the logit scale is OpenCLIP's initial value: are these weights trained?")
         if (first := self.own_first).at_chance:
@@ -198,6 +194,15 @@ class UnpairedEmbeddings:
         """Return the images or texts, and their rows, on the same device."""
         z, rows = (self.image, self.image_rows) if side == "image" else (self.text, self.text_rows)
         return z, (torch.arange(len(z.mean)) if rows is None else rows).to(z.mean.device)
+
+
+def few_pairs(pairs: int | None, images: int, texts: int) -> str:
+    """Return the caution about a fit to few pairs, "" for enough; None if their number is unknown."""
+    if (max(images, texts) if pairs is None else pairs) >= SOUND and min(images, texts) >= LEAST:
+        return ""
+    counted = f"{'' if pairs is None else f'{pairs:,} pairs of '}{images:,} images and {texts:,} texts"
+    least = f"at least {LEAST} different images and {LEAST} different texts"
+    return f"{counted} are few: variances and probabilities are rough. Give at least {SOUND} pairs, with {least}"
 
 
 def check_enough(pairs: int) -> None:

@@ -115,7 +115,7 @@ def test_few_pairs_images_or_texts_call_for_caution():
     rows = torch.arange(300)
     one = Pairs(image=points(300), text=points(2), image_of=rows, scale=10.0, text_of=0 * rows)
     assert one.cautions == [
-        "300 pairs of 300 images and 1 texts are few: their variances are rough. "
+        "300 pairs of 300 images and 1 texts are few: variances and probabilities are rough. "
         "Give at least 300 pairs, with at least 30 different images and 30 different texts"
     ]
 

@@ -13,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
+from fitted_models import fitted_model
 from safetensors.torch import load_file, save_file
 
 import prolip
@@ -21,14 +22,14 @@ from prolip.cli.main import main as command_line
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.result import REFUSED_BY, load
 from prolip.embedder import Embedder
-from prolip.embeddings import Pairs
+from prolip.embeddings import Pairs, few_pairs
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
 from prolip.loading import recognised
-from prolip.measures.chance import OwnFirst
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
 
@@ -331,6 +332,23 @@ def test_python_is_warned_of_few_pairs_and_of_a_model_at_chance(pictures, tmp_pa
         embedder = Embedder.load(name)
     assert embedder.caution == f"in its fit, {OwnFirst(hits, pairs, candidates)}"
     assert caplog.messages.count(f"{name}: {embedder.caution}") == 1
+
+
+def test_a_fit_to_few_pairs_is_named_once_at_loading(tmp_path, caplog):
+    warn_once.cache_clear()
+    name = fitted_model(tmp_path, doubts=True)
+    for _ in range(2):
+        assert Embedder.load(name).caution == ""  # it has a meaning
+    few = f"{name}: in its fit, {few_pairs(128, 64, 64)}"
+    assert "128 pairs of 64 images and 64 texts are few: variances and probabilities are rough" in few
+    assert caplog.messages == [few]
+    facts = tmp_path / "fitted/fit.json"
+    facts.write_text(facts.read_text().replace('"pairs": 128', '"pairs": 300'))
+    Embedder.load(name)
+    assert caplog.messages == [few]
+    facts.unlink()  # as a run's model, which counts images and texts only
+    Embedder.load(name)
+    assert caplog.messages[1:] == [f"{name}: in its fit, {few_pairs(None, 64, 64)}"]
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):

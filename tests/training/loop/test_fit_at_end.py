@@ -115,13 +115,16 @@ def drawings_as_csv(folder: Path, rows: int) -> Path:
 
 
 @pytest.mark.parametrize("rows", [29, 30])
-def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(tmp_path, capsys, rows):
+def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(
+    tmp_path, capsys, caplog, rows
+):
     data = drawings_as_csv(tmp_path, rows)
     words = f"few --method likelihood --bank 32 --train-data {data} --batch-size 1 --max-steps 2 --warmup 1"
     folder = begin(tmp_path, *words.split(), "--caption-sampling", "title")
     said = capsys.readouterr().out
     fitted = rows >= 30
     assert (Embedder.load(f"local-dir:{folder}/model").score.units is not None) is fitted
+    assert ("in its fit, 30 images and 30 texts are few: variances and prob" in caplog.text) is fitted
     assert ("fitted variances to" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
     if not fitted:
         assert said.index(f"warning: {rows} samples are too few") < said.index("step 1/2")
