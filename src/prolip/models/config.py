@@ -364,10 +364,8 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
             trained = out[key]["name"] if both and key == "method_cfg" and out[key].get("config") else None
             if trained and value.get("name", trained) != trained:
-                from prolip.methods import MODULES  # late: methods import models
-
-                own = "" if value["name"] in MODULES else f", or adapts=True in method {value['name']!r}"
-                raise ValueError(f"the model has the parts of method {trained!r} only: give --method {trained}{own}")
+                remedy = f"give --method {trained}, or a method with adapts=True"
+                raise ValueError(f"the model has the parts of method {trained!r} only: {remedy}")
             out[key] = {**out[key], **value} if both else value
         else:
             known = (*ProLIPRules.model_fields, *ProLIPCfg.model_fields)

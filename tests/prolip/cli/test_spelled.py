@@ -104,5 +104,5 @@ def test_verbs_and_flags_within_sentences_exist(name):
         known = parser_of(command).flags()
         if word == "clip-benchmark":  # whose other flags are clip_benchmark's own
             continue
-        for flag in re.findall(r"--[a-z][a-z-]*[a-z]", re.split(r"`| (?:prolip|python|torchrun) ", rest)[0]):
+        for flag in re.findall(r"--[a-z][a-z-]*[a-z]", re.split(r"`| -- | (?:prolip|python|torchrun) ", rest)[0]):
             assert flag in known, f"prolip {verb}{rest}"

@@ -42,7 +42,7 @@ def test_the_lowest_versions_are_the_bounds_of_the_requirements():
 def test_every_package_that_is_imported_is_declared():
     extras = declared([line for lines in PROJECT["optional-dependencies"].values() for line in lines])
     known = {*REQUIREMENTS, *extras, *COMES_WITH.values(), canonicalize_name(PROJECT["name"])}
-    files = [path for root in ("src", "scripts", "tests") for path in (ROOT / root).rglob("*.py")]
+    files = [path for root in ("src", "scripts", "slurm", "tests") for path in (ROOT / root).rglob("*.py")]
     imported = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
