@@ -75,7 +75,8 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
     except Exception as error:  # damaged files raise any kind of error
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
-        why = f"{error}. Download the weights on a machine with network access, and give --pretrained FILE"
+        remedy = "Download the weights on a machine with network access, and give --pretrained FILE"
+        why = f"{str(error).rstrip('.')}. {remedy}"
         if pretrained and Path(pretrained).is_file():
             try:  # our message if it is unreadable, OpenCLIP's if it does not match
                 read_state_dict(pretrained)
