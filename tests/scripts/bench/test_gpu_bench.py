@@ -122,6 +122,7 @@ def test_the_tests_that_need_cuda_are_found():
     }
     assert {f"tests/{name}" for name in skipped | {"prolip/losses/test_fused.py"}} < set(found)
     assert not any("gpu_bench" in name for name in found)
+    assert gpu_parts.REHEARSED in (ROOT / "tests/prolip/losses/test_fused.py").read_text()
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_targets(tmp_path, monkeypatch):
