@@ -93,8 +93,10 @@ def find_threshold(
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
             raise ValueError(f"{name} {value}: give a share between 0 and 1, such as 0.1")
-    if not scores or len(error) < 2 or any(x.shape != error.shape for x in scores.values()):
-        raise ValueError(f"{len(error)} queries with {len(scores)} confidences: give two or more, one confidence each")
+    if len(error) < 2:
+        raise ValueError(f"a threshold needs two queries with known answers or more, not {len(error)}")
+    if not scores or any(x.shape != error.shape for x in scores.values()):
+        raise ValueError(f"confidences of {len(error)} queries: give one of each kind per query")
     if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
         raise ValueError("an answer is not 0 or 1, or a confidence is NaN. Remove these queries")
     order = np.random.default_rng(seed).permutation(len(error))

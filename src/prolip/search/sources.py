@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from braceexpand import braceexpand
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
@@ -24,7 +24,7 @@ from prolip.data.reading.named import KINDS as WORDS
 from prolip.data.reading.named import ROWS, NamedSource, parse_source, without_word
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.stream import is_local, local_path
+from prolip.data.reading.stream import expand_braces, is_local, local_path
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples import image_bytes
 from prolip.embedder import Embedder, ModelCard, groups
@@ -162,9 +162,15 @@ def trained_sources(index: SearchIndex, rows: Sequence[int], model: str) -> list
 
 
 def files_of(address: str) -> set[str]:
-    """Return the real paths that the address of a source names."""
-    parts = without_word(address).split("::") if address else []
-    return {os.path.realpath(path) for part in parts for path in braceexpand(part)}
+    """Return the real paths that the address of a source names; a lone brace is part of a name."""
+    found: set[str] = set()
+    for part in without_word(address).split("::") if address else []:
+        paths = [part]
+        if not os.path.exists(part):
+            with suppress(ValueError):
+                paths = expand_braces(part)
+        found.update(map(os.path.realpath, paths))
+    return found
 
 
 def parse(address: str) -> NamedSource:

@@ -6,6 +6,7 @@ from commands import run
 import own_data
 from prolip.explorer.thumbnails import Thumbnails
 from prolip.search.index import SearchIndex
+from prolip.search.sources import files_of
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +49,18 @@ def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
     item = opened.index.items([3])[0]
     assert item["captions"] == own_data.captions(3) and not any("caption" in lack for lack in opened.limitations)
     opened.temporary.cleanup()
+
+
+@pytest.mark.parametrize(
+    "address, names",
+    [
+        ("shards:{a,b}.tar::c.tar", ["a.tar", "b.tar", "c.tar"]),
+        ("csv:my{photos.csv", ["my{photos.csv"]),  # a lone brace, which no file needs to hold
+        ("images:{x,y}", ["{x,y}"]),  # a folder of this name is there
+        ("", []),
+    ],
+)
+def test_the_files_of_an_address_are_those_that_it_names(tmp_path, monkeypatch, address, names):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "{x,y}").mkdir()
+    assert files_of(address) == {str((tmp_path / name).resolve()) for name in names}

@@ -124,3 +124,8 @@ def test_the_table_of_few_queries_counts_the_fewest_that_are_answered():
                 else:
                     assert answered(int(count) - 1, right, float(risk), sorts) < 0.9
                     assert answered(int(count), right, float(risk), sorts) >= 0.9
+
+
+def test_one_query_calibrates_nothing():
+    with pytest.raises(ValueError, match="needs two queries with known answers or more, not 1$"):
+        find_threshold({"score": np.array([0.5])}, np.array([0.0]), 0.1)
